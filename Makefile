@@ -1,0 +1,39 @@
+# Both `make demo` and `make test` work on a fresh checkout: they make a virtual environment,
+# install into it once, and run. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format clean
+
+help:  ## say what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## install, then train on a virtual cluster with two slow workers
+	$(BIN)/offbeat simulate examples/01_train.py --cluster two-slow-of-eight
+
+test: check  ## install, then every check and every test
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)  ## the tests that need no other process, in under a minute
+	$(BIN)/python -m pytest -m "not real and not slow"
+
+check: $(READY)  ## lint, format, types, the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what make has made
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,66 @@
+"""What every benchmark shares: its options, a place for its result, and medians with spread."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="under 60 seconds, less certain")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    return parser
+
+
+def spread(values: Sequence[float]) -> str:
+    """Say a median with its quartiles."""
+    ordered = sorted(values)
+    if len(ordered) < 4:
+        return f"{statistics.median(ordered):.3f} ({ordered[0]:.3f}..{ordered[-1]:.3f})"
+    low, middle, high = statistics.quantiles(ordered, n=4)
+    return f"{middle:.3f} (quartiles {low:.3f}..{high:.3f}, n={len(ordered)})"
+
+
+def write(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write the figures and where they were measured."""
+    if path is None:
+        return
+    machine = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "commit": _commit(),
+    }
+    path.write_text(json.dumps({**figures, "measured": machine}, indent=2) + "\n")
+    print(f"written: {path}")
+
+
+def torchrun(script: str, processes: int, *arguments: str) -> None:
+    """Run a benchmark's own file again, on several processes."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(f"--nproc-per-node={processes}", script, *arguments),
+    ]
+    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ})
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,25 @@
+"""Data-parallel training that does not wait for the slowest worker."""
+
+from offbeat import errors
+from offbeat.algorithm import Algorithm
+from offbeat.algorithms import SyncSGD
+from offbeat.attach import Attachment, attach
+from offbeat.clusters import Cluster
+from offbeat.stats import Stats
+from offbeat.worlds import Run, rank, run, world_size
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Attachment",
+    "Cluster",
+    "Run",
+    "Stats",
+    "SyncSGD",
+    "attach",
+    "errors",
+    "rank",
+    "run",
+    "world_size",
+]

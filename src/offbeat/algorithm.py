@@ -1,0 +1,35 @@
+"""What an algorithm is: settings, and what a worker does when a micro-batch is done.
+
+`step` and `leave` are generators. `yield record` means *apply this round now*: when the generator
+goes on, the parameters have been updated. A step that yields nothing leaves them as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from offbeat.collectives import Record
+from offbeat.replica import Replica
+
+
+class Algorithm(ABC):
+    """Settings of one method; frozen, and equal on all workers."""
+
+    def check(self, size: int) -> None:  # noqa: B027 - most settings fit any cluster
+        """Raise ValueError if the settings do not fit a cluster of `size` workers."""
+
+    def reduces_next(self, replica: Replica) -> bool:
+        """Say whether the backward pass at hand completes this worker's part of the round.
+
+        If so, its buckets may be reduced while it runs.
+        """
+        return False
+
+    @abstractmethod
+    def step(self, replica: Replica) -> Iterator[Record]:
+        """One micro-batch is done; its gradients are in `.grad`."""
+
+    @abstractmethod
+    def leave(self, replica: Replica) -> Iterator[Record]:
+        """This worker has left its loop: serve the others until all have left theirs."""

@@ -1,0 +1,5 @@
+"""One paper, one file."""
+
+from offbeat.algorithms.sync import SyncSGD
+
+__all__ = ["SyncSGD"]

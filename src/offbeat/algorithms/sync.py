@@ -1,0 +1,53 @@
+"""Synchronous SGD: everybody waits for everybody, every round.
+
+The baseline, and the model for the other files. After Chen, Pan, Monga, Bengio and Jozefowicz,
+"Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), without backup workers.
+
+    repeat:
+        g, n  <- sum of gradient times samples, samples   over `micro_batches` micro-batches
+        G, N  <- all_reduce(g), all_reduce(n)
+        w     <- optimizer(w, G / N)
+
+Differs from the usual implementation: the divisor is the number of samples, not of workers, so
+workers with unequal batches give the mean over all samples. A worker that runs out of data serves
+the others with zeros until all have left.
+
+Do not use when workers differ in speed: the slowest sets the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from offbeat.algorithm import Algorithm
+from offbeat.collectives import Record
+from offbeat.replica import Replica
+
+
+@dataclass(frozen=True)
+class SyncSGD(Algorithm):
+    """Synchronous SGD over all workers."""
+
+    micro_batches: int = 1
+    """Micro-batches of each worker in one round (gradient accumulation)."""
+    overlap: bool = True
+    """Reduce gradients while backward still runs; without accumulation only."""
+
+    def __post_init__(self) -> None:
+        if self.micro_batches < 1:
+            raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
+
+    def reduces_next(self, replica: Replica) -> bool:
+        return self.overlap and self.micro_batches == 1
+
+    def step(self, replica: Replica) -> Iterator[Record]:
+        replica.accumulate()
+        if replica.pending.micro_batches == self.micro_batches:
+            record = replica.all_reduce()
+            assert record is not None, "a round with a worker that is not leaving"
+            yield record
+
+    def leave(self, replica: Replica) -> Iterator[Record]:
+        while (record := replica.all_reduce(leaving=True)) is not None:
+            yield record

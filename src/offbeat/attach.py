@@ -1,0 +1,500 @@
+"""attach(): a user's model and optimizer over an algorithm, by hooks.
+
+Nothing is wrapped. A pre-hook of the optimizer turns `optimizer.step()` into "one micro-batch is
+done": it asks the algorithm, which may answer with a round to apply. The first such round is put
+into `.grad` and applied by the very step that is under way; further ones (a late worker catches
+up) by steps of our own in the post-hook; and if there is none, `.grad` is None everywhere and the
+step has nothing to do.
+
+Between backward and step, `.grad` is this worker's own gradient; after a step that applied a round
+it is that round's mean.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict
+from typing import Any, Literal, Self, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from offbeat.algorithm import Algorithm
+from offbeat.algorithms import SyncSGD
+from offbeat.clusters import Cluster
+from offbeat.collectives import Record, agree
+from offbeat.collectives.layout import BUCKET_BYTES
+from offbeat.errors import DetachedError, NonFiniteGradientError, WorkerLeft
+from offbeat.replica import Pending, Replica
+from offbeat.stats import Stats
+from offbeat.worlds import World, enter_world, leave_world
+
+_attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    algorithm: Algorithm | None = None,
+    *,
+    scheduler: LRScheduler | None = None,
+    clip_norm: float | None = None,
+    nonfinite: Literal["raise", "skip"] = "raise",
+    bucket_bytes: int = BUCKET_BYTES,
+    pace: Cluster | str | None = None,
+    seed: int | None = None,
+) -> Attachment:
+    """Train `model` with the other workers from here to the end of the block, or to `close()`.
+
+    Args:
+        algorithm: `SyncSGD()` if None.
+        scheduler: stepped by offbeat, once per applied round; do not step it yourself.
+        clip_norm: clip the norm of the averaged gradient. To clip this worker's own gradient,
+            call `torch.nn.utils.clip_grad_norm_` between backward and step, as ever.
+        nonfinite: what to do with a round that holds NaN or infinity: raise on every worker, or
+            skip it on every worker, and count it.
+        bucket_bytes: how much is reduced at a time while backward runs.
+        pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
+            $OFFBEAT_PACE if None.
+        seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
+    """
+    algorithm = SyncSGD() if algorithm is None else algorithm
+    _check_arguments(model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes)
+    world = enter_world(pace, seed)
+    try:
+        algorithm.check(world.size)
+        return Attachment(
+            world, model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes
+        )
+    except BaseException as error:
+        leave_world(world, error)
+        raise
+
+
+class Attachment:
+    """What `attach` returns, usually called `dp`: a few verbs, and the end of the block."""
+
+    def __init__(
+        self,
+        world: World,
+        model: nn.Module,
+        optimizer: Optimizer,
+        algorithm: Algorithm,
+        scheduler: LRScheduler | None,
+        clip_norm: float | None,
+        nonfinite: Literal["raise", "skip"],
+        bucket_bytes: int,
+    ) -> None:
+        self.algorithm = algorithm
+        self._world = world
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._clip_norm = clip_norm
+        self._nonfinite = nonfinite
+        self._closed = False
+        self._in_no_sync = False
+        self._rounds: Iterator[Record] = iter(())
+        self._record: Record | None = None
+        self._own_step = False
+        self._stats = Stats(world.rank)
+
+        names, parameters = _named_parameters(model, optimizer)
+        number = next(world.numbers)
+        agree(
+            world,
+            f"attach-{number}",
+            {
+                "the algorithm": repr(algorithm),
+                "the optimizer": type(optimizer).__name__,
+                "clip_norm": clip_norm,
+                "nonfinite": nonfinite,
+                "bucket_bytes": bucket_bytes,
+                "parameters": [
+                    f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
+                    for name, parameter in zip(names, parameters, strict=True)
+                ],
+            },
+        )
+        self._replica = Replica(
+            world, f"attach-{number}", optimizer, names, parameters, bucket_bytes
+        )
+        self._replica.overlap.reduces_next = self._reduces_next
+        self._channel = world.channel(f"attach-{number}-model")
+        self._broadcast([*model.parameters(), *parameters, *model.buffers()])
+
+        if (old := _attachments.get(optimizer)) is not None:
+            old.detach()
+        _attachments[optimizer] = self
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        world.open.append(self)
+        self._replica.stepped()
+
+    # --- the verbs -------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds that this worker has completed."""
+        return self._replica.round
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self._world.size
+
+    def samples(self, n: float) -> None:
+        """Say, before backward, that this micro-batch's gradient is a mean over `n` samples.
+
+        Rounds then average over samples, not over micro-batches. Calls add up until the step.
+        """
+        if not (isinstance(n, int | float) and math.isfinite(n) and n > 0):
+            raise ValueError(f"samples must be a number above 0, got {n!r}")
+        self._replica.declare_samples(n)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up `.grad` in this block: gradient accumulation, one micro-batch a block."""
+        self._in_no_sync = True
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+        self._stats.compute_s += self._replica.computed()
+
+    def stats(self) -> Stats:
+        """Return what this worker has computed, waited for and applied, as of now."""
+        stats = deepcopy(self._stats)
+        stats.pending_samples = self._replica.pending.samples
+        return stats
+
+    def replicas_identical(self) -> bool:
+        """Say whether all workers hold the same bits; every worker must call this."""
+        mark = _fingerprint(self._model)
+        marks = [torch.tensor([mark]), torch.tensor([mark])]
+        for tensor, op in zip(marks, ("min", "max"), strict=True):
+            self._channel.all_reduce(tensor, op=cast(Literal["min", "max"], op)).wait()
+        return bool(marks[0] == marks[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
+
+        Each worker saves its own. Call it between a step and the next backward.
+        """
+        if self._replica.overlap.launched:
+            raise RuntimeError(
+                "state_dict() between backward and step, while gradients are being reduced: "
+                "call it after optimizer.step()"
+            )
+        replica, cuda = self._replica, torch.cuda.is_available()
+        return {
+            "algorithm": repr(self.algorithm),
+            "world_size": self._world.size,
+            "rank": self._world.rank,
+            "round": replica.round,
+            "step": replica.step,
+            "pending": asdict(replica.pending),
+            "gradients": [tensor.clone() for tensor in replica.flats.tensors]
+            if replica.pending.micro_batches
+            else [],
+            "memory": deepcopy(replica.memory),
+            "overlap": replica.overlap.on,
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "generators": {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if cuda else [],
+                "python": random.getstate(),
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict()` of the worker with this rank."""
+        replica = self._replica
+        for what, mine in (
+            ("algorithm", repr(self.algorithm)),
+            ("world_size", self._world.size),
+            ("rank", self._world.rank),
+        ):
+            if state[what] != mine:
+                raise ValueError(
+                    f"this state was saved with {what} {state[what]}, but here it is {mine}: "
+                    "resume with the same set-up, each worker from its own state"
+                )
+        replica.round = state["round"]
+        replica.step = state["step"]
+        replica.pending = Pending(**state["pending"])
+        for tensor, saved in zip(replica.flats.tensors, state["gradients"], strict=False):
+            tensor.copy_(saved)
+        replica.memory = deepcopy(state["memory"])
+        replica.overlap.on = state["overlap"]
+        if self._scheduler is not None and state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["generators"]["torch"])
+        if state["generators"]["cuda"]:
+            torch.cuda.set_rng_state_all(state["generators"]["cuda"])
+        random.setstate(state["generators"]["python"])
+
+    def close(self) -> None:
+        """Serve the others until all have left: the join. Then every replica is the same."""
+        if self._closed:
+            return
+        try:
+            self._rounds = self.algorithm.leave(self._replica)
+            while self._next_round():
+                self._step_myself()
+            self._replica.clear_gradients()
+            self._average_buffers()
+            self._stats.replicas_identical = self.replicas_identical()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self._end()
+        leave_world(self._world)
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the others that this worker cannot go on, and leave without them."""
+        if not self._closed:
+            self._end()
+            leave_world(self._world, error)
+
+    def detach(self) -> None:
+        """Make a closed attachment's optimizer an ordinary one again."""
+        if not self._closed:
+            raise DetachedError("detach() inside the block: close() first")
+        for hook in self._hooks:
+            hook.remove()
+        _attachments.pop(self._optimizer, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None or isinstance(error, WorkerLeft):
+            self.close()
+            return error is not None
+        self.abandon(error)
+        return False
+
+    # --- one step --------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._own_step:
+            return
+        if self._closed:
+            raise DetachedError(
+                "optimizer.step() after the attached block has ended: move it into the block, "
+                "attach again, or call dp.detach() to go on without the other workers"
+            )
+        if self._in_no_sync:
+            raise RuntimeError("optimizer.step() inside dp.no_sync(): move it out of that block")
+        if len(args) > 1 or kwargs.get("closure") is not None:
+            raise TypeError("optimizer.step(closure) is not supported: run backward before step()")
+        self._check_parameters()
+        replica, stats = self._replica, self._stats
+        stats.compute_s += replica.computed()
+        stats.steps += 1
+        stats.computed_samples += replica.samples
+        if not self._unscaled():
+            stats.dropped_samples += replica.samples
+            replica.clear_gradients()
+            return
+        self._rounds = self.algorithm.step(replica)
+        if not self._next_round():
+            replica.clear_gradients()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._own_step:
+            return
+        if self._record is not None:
+            self._applied()
+            while self._next_round():
+                self._step_myself()
+        self._replica.stepped()
+
+    def _next_round(self) -> bool:
+        """Let the algorithm run to its next round, and put that into `.grad`; False at the end."""
+        while True:
+            began = self._world.now()
+            record = next(self._rounds, None)
+            self._stats.wait_s += self._world.now() - began
+            if record is None:
+                return False
+            if self._replica.install(record):
+                if self._clip_norm is not None:
+                    nn.utils.clip_grad_norm_(self._replica.parameters, self._clip_norm)
+                self._record = record
+                return True
+            self._not_finite(record)
+
+    def _step_myself(self) -> None:
+        self._own_step = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._own_step = False
+        self._applied()
+
+    def _applied(self) -> None:
+        record, self._record = self._record, None
+        assert record is not None
+        self._stats.applied_samples += self._replica.pending.samples
+        self._stats.note(record, self._world.now())
+        self._replica.applied()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def _not_finite(self, record: Record) -> None:
+        rank, parameter = self._replica.blame()
+        if self._nonfinite == "raise":
+            whose = (
+                f"the gradient of {parameter!r} on worker {rank}"
+                if rank is not None
+                else "the sum over workers, though no worker's own gradient,"
+            )
+            raise NonFiniteGradientError(
+                f"{whose} is NaN or infinite in round {record.round}: lower the learning rate, "
+                'or attach(..., nonfinite="skip") to leave out such rounds',
+                rank=rank,
+                round=record.round,
+                parameter=parameter,
+            )
+        self._stats.skipped_rounds += 1
+        self._stats.dropped_samples += self._replica.pending.samples
+        self._replica.applied()
+
+    def _unscaled(self) -> bool:
+        """Undo a GradScaler's scale where it left that to a fused optimizer; False on overflow.
+
+        Scales differ between workers, so contributions must not carry them.
+        """
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if found_inf is None:
+            return True
+        if scale is not None:
+            for parameter in self._replica.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self._optimizer.found_inf = torch.zeros_like(found_inf)  # type: ignore[attr-defined]
+        return not found_inf.item()
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def _reduces_next(self) -> bool:
+        return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
+
+    def _check_parameters(self) -> None:
+        now = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        if now != len(self._replica.parameters):
+            raise DetachedError(
+                f"the optimizer has {now} parameters, but had {len(self._replica.parameters)} when "
+                "it was attached: add param groups before attach()"
+            )
+
+    def _broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Take over worker 0's values."""
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            if tensor.numel():
+                flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                self._channel.broadcast(flat, source=0).wait()
+                with torch.no_grad():
+                    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    def _average_buffers(self) -> None:
+        """Running statistics see only their own worker's data: take the mean over workers."""
+        for buffer in self._model.buffers():
+            if buffer.is_floating_point():
+                mean = buffer.detach().contiguous().clone()
+                self._channel.all_reduce(mean).wait()
+                buffer.copy_(mean.div_(self._world.size))
+        self._broadcast([b for b in self._model.buffers() if not b.is_floating_point()])
+
+    def _end(self) -> None:
+        self._closed = True
+        self._replica.overlap.remove()
+        self._world.open.remove(self)
+
+
+def _check_arguments(
+    model: object,
+    optimizer: object,
+    algorithm: object,
+    scheduler: object,
+    clip_norm: float | None,
+    nonfinite: str,
+    bucket_bytes: int,
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise TypeError("model is wrapped in DistributedDataParallel: attach model.module instead")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{type(optimizer).__name__}.step() needs a closure, which it calls several times: "
+            "that cannot be averaged over workers; use a first-order optimizer such as SGD or AdamW"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got {algorithm!r}"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) or (
+        scheduler is not None and not isinstance(scheduler, LRScheduler)
+    ):
+        raise TypeError(
+            f"scheduler must be an LRScheduler whose step() needs no metric, "
+            f"got {type(scheduler).__name__}"
+        )
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise ValueError("scheduler belongs to another optimizer than the one to attach")
+    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
+        raise ValueError(f"clip_norm must be a number above 0, got {clip_norm}")
+    if nonfinite not in ("raise", "skip"):
+        raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+    if (old := _attachments.get(optimizer)) is not None and not old._closed:
+        raise DetachedError("this optimizer is attached already: close() that attachment first")
+
+
+def _named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[Tensor]]:
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    names, parameters = [], []
+    for i, group in enumerate(optimizer.param_groups):
+        for j, parameter in enumerate(group["params"]):
+            names.append(known.get(id(parameter), f"group {i}, parameter {j}"))
+            parameters.append(parameter)
+    if not parameters:
+        raise ValueError("the optimizer has no parameters")
+    return names, parameters
+
+
+def _fingerprint(model: nn.Module, chunk: int = 2**20) -> int:
+    """A number that differs, almost surely, between models that differ in any bit."""
+    total = 0
+    for parameter in model.parameters():
+        flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        for bits in torch.split(flat, chunk):
+            weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * 2_654_435_761
+            total = (total * 1_000_003 + int(((bits.long() + 1) * weights).sum())) % 2**61
+    return total

@@ -1,0 +1,118 @@
+"""The `offbeat` command: argument parsing only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import offbeat
+from offbeat.clusters import Cluster, named
+from offbeat.errors import ClusterError
+from offbeat.lab.simulate import simulate as run_script
+
+app = typer.Typer(
+    name="offbeat",
+    help="Data-parallel training that does not wait for the slowest worker.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"offbeat {offbeat.__version__}")
+        raise typer.Exit
+
+
+def _refuse(message: object) -> typer.Exit:
+    """Say what is wrong with the command line."""
+    typer.echo(str(message), err=True)
+    return typer.Exit(2)
+
+
+def _load(cluster: str) -> Cluster:
+    try:
+        return Cluster.load(cluster)
+    except ClusterError as error:
+        raise _refuse(error) from None
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def simulate(
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Your training script.", show_default=False)
+    ],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The cluster to run on: a TOML file, or a name from [bold]offbeat clusters[/].",
+            show_default=False,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ARGUMENTS", help="After --: what your script gets.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Resize the cluster to so many workers.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of noise and of random numbers.")] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what every worker prints, and all frames.")
+    ] = False,
+) -> None:
+    """Run your own training script on a virtual cluster, in this process.
+
+    [dim]offbeat simulate train.py --cluster two-slow-of-eight -- --epochs 3[/]
+    """
+    if not script.is_file():
+        raise _refuse(f"{script}: there is no such script; give the path of a Python file")
+    chosen = _load(cluster)
+    if workers is not None:
+        try:
+            chosen = chosen.resized(workers)
+        except ClusterError as error:
+            raise _refuse(error) from None
+    simulation = run_script(script, chosen, seed=seed, arguments=arguments or (), verbose=verbose)
+    if simulation.error is not None:
+        typer.echo(simulation.traceback(everything=verbose), err=True)
+        raise typer.Exit(1)
+    Console(highlight=False).print("", simulation.summary(), sep="\n")
+
+
+@app.command()
+def clusters(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE", help="One to describe in full.")
+    ] = None,
+) -> None:
+    """List the clusters that ship with offbeat, or describe one."""
+    if name is not None:
+        typer.echo(_load(name).describe())
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("cluster", no_wrap=True, style="bold")
+    table.add_column("workers", justify="right")
+    table.add_column("description")
+    for cluster in map(Cluster.load, named()):
+        table.add_row(cluster.name, str(cluster.workers), cluster.description)
+    Console(highlight=False).print(table)

@@ -1,0 +1,178 @@
+"""What communication costs: latency plus bytes over bandwidth, per phase of the usual algorithms.
+
+Messages do not compete for a link, and the phases of a collective run in lockstep: each takes as
+long as its slowest pair.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property
+from math import inf
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from offbeat.clusters.tables import NotNegative, PositiveOrInf, Rank, Table, Workers
+
+Wire = tuple[float, float]  # latency_s, bandwidth_bytes_per_s
+_CACHED_MEMBERSHIPS = 1024
+
+
+class Link(Table):
+    """The connection of two workers, in both directions."""
+
+    between: Annotated[tuple[Rank, ...], Field(min_length=2, max_length=2)]
+    latency_s: NotNegative | None = None
+    bandwidth_bytes_per_s: PositiveOrInf | None = None
+
+    @model_validator(mode="after")
+    def _two_workers(self) -> "Link":
+        if self.between[0] == self.between[1]:
+            raise ValueError(f"between must name two workers, got {list(self.between)}")
+        return self
+
+
+class Zone(Table):
+    """Workers that are closer to each other than to the rest: a machine or a rack."""
+
+    workers: Workers
+    latency_s: NotNegative | None = None
+    bandwidth_bytes_per_s: PositiveOrInf | None = None
+
+
+class Network(Table):
+    """The cost model of a cluster's network; infinitely fast unless told otherwise."""
+
+    latency_s: NotNegative = 0.0
+    bandwidth_bytes_per_s: PositiveOrInf = inf
+    control_latency_s: NotNegative = Field(default_factory=lambda known: known["latency_s"])
+    all_reduce: Literal["ring", "recursive_doubling", "auto"] = "auto"
+    links: tuple[Link, ...] = Field(default=(), alias="link")
+    zones: tuple[Zone, ...] = Field(default=(), alias="zone")
+
+    @model_validator(mode="after")
+    def _nothing_twice(self) -> "Network":
+        pairs: dict[frozenset[int], int] = {}
+        for number, link in enumerate(self.links):
+            first = pairs.setdefault(frozenset(link.between), number)
+            if first != number:
+                raise ValueError(
+                    f"link[{number}].between {list(link.between)} repeats link[{first}]"
+                )
+        zones: dict[int, int] = {}
+        for number, zone in enumerate(self.zones):
+            for worker in zone.workers:
+                first = zones.setdefault(worker, number)
+                if first != number:
+                    raise ValueError(
+                        f"zone[{number}].workers names worker {worker}, "
+                        f"which is in zone[{first}] already"
+                    )
+        return self
+
+    def point_to_point_s(self, source: int, target: int, size_bytes: int) -> float:
+        """Cost one message; a message to oneself is free."""
+        if source == target:
+            return 0.0
+        latency_s, bandwidth = self._wire(source, target)
+        return latency_s + size_bytes / bandwidth
+
+    def all_reduce_s(self, members: Sequence[int], size_bytes: int) -> float:
+        """Cost one all-reduce among the members, in the ring order in which they are given."""
+        if len(members) < 2:
+            return 0.0
+        if self.all_reduce == "ring":
+            return self._ring_s(members, size_bytes)
+        if self.all_reduce == "recursive_doubling":
+            return self._phases_s("doubling", members, size_bytes)
+        return min(
+            self._ring_s(members, size_bytes), self._phases_s("doubling", members, size_bytes)
+        )
+
+    def broadcast_s(self, members: Sequence[int], size_bytes: int) -> float:
+        """Cost one broadcast from the first member to the others along a binomial tree."""
+        return self._phases_s("tree", members, size_bytes)
+
+    def _ring_s(self, members: Sequence[int], size_bytes: int) -> float:
+        """Reduce-scatter, then all-gather: 2(P-1) phases, each moving a P-th between neighbours."""
+        count = len(members)
+        return 2 * (count - 1) * self._phases_s("ring", members, size_bytes / count)
+
+    def _phases_s(self, pattern: str, members: Sequence[int], phase_bytes: float) -> float:
+        """Add up the phases of a pattern, of which each moves phase_bytes per pair."""
+        if self._is_uniform:
+            phases = 1 if pattern == "ring" else (len(members) - 1).bit_length()
+            return phases * (self.latency_s + phase_bytes / self.bandwidth_bytes_per_s)
+        return sum(
+            max(latency_s + phase_bytes / bandwidth for latency_s, bandwidth in wires)
+            for wires in self._wires_by_phase(pattern, members)
+        )
+
+    def _wires_by_phase(self, pattern: str, members: Sequence[int]) -> list[set[Wire]]:
+        """Find the different wires that each phase uses, once per membership."""
+        hashable = members if isinstance(members, range) else tuple(members)
+        found = self._phase_cache.get((pattern, hashable))
+        if found is None:
+            found = [
+                {self._wire(members[a], members[b]) for a, b in pairs}
+                for pairs in _pairs_by_phase(pattern, len(members))
+            ]
+            if len(self._phase_cache) >= _CACHED_MEMBERSHIPS:
+                self._phase_cache.clear()
+            self._phase_cache[pattern, hashable] = found
+        return found
+
+    def _wire(self, source: int, target: int) -> Wire:
+        """Find what connects two workers: their link, else their common zone, else the network."""
+        if self._is_uniform:
+            return self.latency_s, self.bandwidth_bytes_per_s
+        zone = self._zone_of.get(source)
+        in_zone = zone is not None and zone is self._zone_of.get(target)
+        latency_s, bandwidth = self.latency_s, self.bandwidth_bytes_per_s
+        for special in (zone if in_zone else None, self._link_of.get(frozenset((source, target)))):
+            if special is not None and special.latency_s is not None:
+                latency_s = special.latency_s
+            if special is not None and special.bandwidth_bytes_per_s is not None:
+                bandwidth = special.bandwidth_bytes_per_s
+        return latency_s, bandwidth
+
+    @cached_property
+    def _is_uniform(self) -> bool:
+        return not self.links and not self.zones
+
+    @cached_property
+    def _link_of(self) -> dict[frozenset[int], Link]:
+        return {frozenset(link.between): link for link in self.links}
+
+    @cached_property
+    def _zone_of(self) -> dict[int, Zone]:
+        return {worker: zone for zone in self.zones for worker in zone.workers}
+
+    @cached_property
+    def _phase_cache(self) -> dict[tuple[str, Hashable], list[set[Wire]]]:
+        return {}
+
+    def __str__(self) -> str:
+        instant = self.bandwidth_bytes_per_s == inf
+        speed = "unlimited bandwidth" if instant else f"{self.bandwidth_bytes_per_s:.4g} bytes/s"
+        special = [
+            f"{len(found)} {word}{'s' if len(found) > 1 else ''}"
+            for word, found in (("link", self.links), ("zone", self.zones))
+            if found
+        ]
+        return ", ".join(
+            [f"latency {self.latency_s:g} s", speed, f"all-reduce {self.all_reduce}", *special]
+        )
+
+
+def _pairs_by_phase(pattern: str, count: int) -> Iterator[list[tuple[int, int]]]:
+    """List who talks to whom, as positions among the members."""
+    if pattern == "ring":
+        yield [(a, (a + 1) % count) for a in range(count)]
+        return
+    for phase in range((count - 1).bit_length()):
+        distance = 1 << phase
+        if pattern == "doubling":
+            pairs = ((a, a ^ distance) for a in range(count))
+        else:  # a tree: all who have it send it on
+            pairs = ((a, a + distance) for a in range(distance))
+        yield [(a, b) for a, b in pairs if b < count]

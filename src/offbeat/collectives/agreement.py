@@ -1,0 +1,46 @@
+"""Finding out, before anyone waits, that workers were set up differently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.errors import DisagreementError
+from offbeat.worlds.base import World
+
+
+def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
+    """Raise `DisagreementError` on every worker if one describes itself differently from worker 0.
+
+    Each compares itself with worker 0, which gathers the verdicts and publishes the first
+    difference: three messages a worker, and the same error everywhere.
+    """
+    control, key = world.control, f"agree/{name}"
+    if world.rank == 0:
+        control.set(f"{key}/0", json.dumps(mine).encode())
+        verdicts = (control.get(f"{key}/{rank}").decode() for rank in range(1, world.size))
+        control.set(f"{key}/verdict", next(filter(None, list(verdicts)), "").encode())
+    else:
+        theirs = json.loads(control.get(f"{key}/0"))
+        difference = _difference(theirs, json.loads(json.dumps(mine)), world.rank)
+        control.set(f"{key}/{world.rank}", difference.encode())
+    if verdict := control.get(f"{key}/verdict").decode():
+        raise DisagreementError(verdict)
+
+
+def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], rank: int) -> str:
+    for what, value in theirs.items():
+        other = mine[what]
+        if value == other:
+            continue
+        if isinstance(value, list) and isinstance(other, list):
+            if len(value) != len(other):
+                value, other = f"{len(value)} {what}", f"{len(other)} {what}"
+            else:
+                value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
+        return (
+            f"workers disagree about {what}: worker 0 has {value}, worker {rank} has {other}. "
+            "Every worker must attach the same model, optimizer, algorithm and settings"
+        )
+    return ""

@@ -1,0 +1,117 @@
+"""The full all-reduce: everyone's gradients of this round, summed, with what belongs to them.
+
+A round is the buckets, in order, then one small *header*, which says what could only be known at
+the end: how many samples each worker brings, which parameters have a gradient anywhere, whether a
+worker is leaving, and whether a bucket that was launched during backward has been changed since.
+
+    worker 0    backward ──b0────b1──┐ step: b2, header, wait ─┐ update
+    worker 1    backward ────b0────b1┐ step: b2, header, wait ─┐ update
+    worker 2    out of data: zeros,  b0, b1, b2, header ───────┐ update
+
+Leaving is part of every round: a worker that has left its loop goes on to serve rounds with zeros
+until a header says that all are leaving and nobody brings anything. That last round is not applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.collectives.layout import Flats, Layout
+from offbeat.collectives.record import Record
+from offbeat.errors import DisagreementError
+from offbeat.worlds.base import Work, World
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one worker says of its part in a round."""
+
+    samples: float
+    used: list[bool]
+    learning_rates: float
+    """A fingerprint: replicas that step differently must not be averaged silently."""
+    changed: bool
+    """A gradient was changed after its bucket had been launched; the buckets must go again."""
+    leaving: bool
+
+
+class FullAllReduce:
+    """The synchronous collective over one layout."""
+
+    def __init__(self, world: World, name: str, layout: Layout) -> None:
+        self._world = world
+        self._channel = world.channel(name)
+        self._layout = layout
+        self._works: list[Work] = []
+
+    @property
+    def launched(self) -> int:
+        """How many of this round's buckets are under way."""
+        return len(self._works)
+
+    def launch(self, flats: Flats, not_before: float | None = None) -> None:
+        """Send the next bucket on its way."""
+        tensor = flats.tensors[len(self._works)]
+        self._works.append(self._channel.all_reduce(tensor, not_before=not_before))
+
+    def finish(
+        self, round: int, flats: Flats, mine: Contribution, refill: Callable[[], None]
+    ) -> Record | None:
+        """Launch what is left and wait for all; None if everybody is leaving.
+
+        `refill` writes this worker's part into `flats` again, if a worker has changed its own.
+        """
+        world, size = self._world, self._world.size
+        began = world.now()
+        header = self._header(mine)
+        self._reduce(flats, header)
+        if header[-1].item() > 0:
+            refill()
+            self._reduce(flats, torch.zeros_like(header))
+        samples, rates = header[:size], header[size : 2 * size]
+        if bool((rates != rates[0]).any()):
+            odd = int((rates != rates[0]).nonzero()[0])
+            raise DisagreementError(
+                f"learning rates differ between worker 0 and worker {odd} in round {round}: "
+                "replicas would drift apart. Hand the scheduler to attach(scheduler=...), which "
+                "steps it once per round on every worker, instead of stepping it in the loop"
+            )
+        if header[-2].item() == size and not samples.any():
+            return None
+        return Record(
+            round=round,
+            sum=flats,
+            samples=samples.sum().item(),
+            ranks=tuple(samples.nonzero().flatten().tolist()),
+            used=tuple((header[2 * size : -2] > 0).tolist()),
+            waited_s=world.now() - began,
+        )
+
+    def name_the_first(self, mine: int | None) -> tuple[int, int] | None:
+        """Return the lowest rank that names something, and what it names: for error messages."""
+        named = torch.zeros(self._world.size, dtype=torch.float64)
+        named[self._world.rank] = 0 if mine is None else mine + 1
+        self._channel.all_reduce(named).wait()
+        return next(
+            ((rank, int(what) - 1) for rank, what in enumerate(named.tolist()) if what), None
+        )
+
+    def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
+        while len(self._works) < len(flats.tensors):
+            self.launch(flats)
+        self._works.append(self._channel.all_reduce(header))
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+    def _header(self, mine: Contribution) -> torch.Tensor:
+        """samples by rank | learning rates by rank | used by parameter | leaving | changed"""
+        rank, size = self._world.rank, self._world.size
+        by_rank = torch.zeros(2 * size, dtype=torch.float64)
+        by_rank[rank] = mine.samples
+        by_rank[size + rank] = mine.learning_rates
+        rest = [*mine.used, mine.leaving, mine.changed]
+        return torch.cat([by_rank, torch.tensor(rest, dtype=torch.float64)])

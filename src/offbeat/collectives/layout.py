@@ -1,0 +1,107 @@
+"""Where each parameter's gradient lies in a few flat tensors, which is what collectives move.
+
+Buckets are filled in the reverse order of the parameters, about the order in which a backward pass
+finishes them, and hold one kind of device and number each. Half-precision gradients are summed in
+float32: a sum over workers of gradients times samples does not fit into 8 bits of mantissa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offbeat.errors import GradientError
+
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20  # a small one first, so that the network starts early
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place."""
+
+    bucket: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One flat tensor: which parameters it holds, and how much."""
+
+    device: torch.device
+    dtype: torch.dtype
+    numel: int
+    parameters: tuple[int, ...]
+
+
+class Layout:
+    """The plan: parameter number -> place in a bucket."""
+
+    def __init__(
+        self, names: Sequence[str], parameters: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+        slots: dict[int, Slot] = {}
+        self.buckets: list[Bucket] = []
+        open_: dict[tuple[torch.device, torch.dtype], tuple[list[int], int]] = {}
+
+        def close(kind: tuple[torch.device, torch.dtype]) -> None:
+            numbers, numel = open_.pop(kind)
+            offset = 0
+            for number in numbers:
+                size = self.parameters[number].numel()
+                slots[number] = Slot(len(self.buckets), offset, size)
+                offset += size
+            self.buckets.append(Bucket(*kind, numel, tuple(numbers)))
+
+        for number in reversed(range(len(self.parameters))):
+            parameter = self.parameters[number]
+            kind = (parameter.device, _sum_dtype(self.names[number], parameter.dtype))
+            numbers, numel = open_.get(kind, ([], 0))
+            open_[kind] = ([*numbers, number], numel + parameter.numel())
+            limit = bucket_bytes if self.buckets else min(FIRST_BUCKET_BYTES, bucket_bytes)
+            if open_[kind][1] * kind[1].itemsize >= limit:
+                close(kind)
+        for kind in list(open_):
+            close(kind)
+        self.slots = tuple(slots[number] for number in range(len(self.parameters)))
+
+    def empty(self) -> Flats:
+        """Allocate the flat tensors."""
+        return Flats(self)
+
+
+class Flats:
+    """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.tensors = [
+            torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+            for bucket in layout.buckets
+        ]
+        self.views = [
+            _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
+            for slot, parameter in zip(layout.slots, layout.parameters, strict=True)
+        ]
+
+
+def _like(flat: Tensor, parameter: Tensor) -> Tensor:
+    """View `flat` with the parameter's own strides, which optimizers are fastest with."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if (dense := formats.get(parameter.dim())) and parameter.is_contiguous(memory_format=dense):
+        return flat.as_strided(parameter.size(), parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def _sum_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise GradientError(
+            f"parameter {name!r} is of {dtype}: only float16, bfloat16, float32 and float64 "
+            "gradients are reduced"
+        )
+    return torch.float64 if dtype == torch.float64 else torch.float32

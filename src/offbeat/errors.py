@@ -1,0 +1,80 @@
+"""Every exception that offbeat raises at run time.
+
+    OffbeatError
+    ├── ClusterError (ValueError)         a cluster file that cannot be meant
+    ├── DisagreementError                 workers that were set up differently
+    ├── DetachedError                     an optimizer used after its block, or attached twice
+    ├── GradientError                     a gradient that cannot be reduced
+    │   └── NonFiniteGradientError        NaN or infinity; names rank, round and parameter
+    ├── WorldError                        the world below an algorithm
+    │   ├── WorkerLostError               a worker is gone; names its rank
+    │   ├── ClosedError                   a verb after the world, or its process group, was closed
+    │   └── DeadlockError                 virtual time: nothing is left to wake
+    └── WorkerLeft                        not a fault: a scripted worker leaves; ends its block
+
+A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
+"""
+
+from __future__ import annotations
+
+
+class OffbeatError(Exception):
+    """The root of all that offbeat raises at run time."""
+
+
+class ClusterError(OffbeatError, ValueError):
+    """A cluster file that is malformed or describes an impossible cluster."""
+
+
+class DisagreementError(OffbeatError):
+    """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes, lr."""
+
+
+class DetachedError(OffbeatError):
+    """An optimizer stepped after its block had ended, or attached while still attached."""
+
+
+class GradientError(OffbeatError):
+    """A gradient that cannot be reduced."""
+
+
+class NonFiniteGradientError(GradientError):
+    """A gradient held NaN or infinity."""
+
+    def __init__(
+        self, message: str, rank: int | None = None, round: int = -1, parameter: str = ""
+    ) -> None:
+        super().__init__(message, rank, round, parameter)  # all of them, so that it can be pickled
+        self.rank = rank
+        self.round = round
+        self.parameter = parameter
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class WorldError(OffbeatError):
+    """Something happened to the world that an algorithm runs in."""
+
+
+class WorkerLostError(WorldError):
+    """A worker is gone: its process ended, or its code raised."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message, rank)
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ClosedError(WorldError):
+    """A verb was used after the world, or the process group under it, had been closed."""
+
+
+class DeadlockError(WorldError):
+    """In virtual time every worker is blocked and nothing is left that could wake one."""
+
+
+class WorkerLeft(OffbeatError):  # noqa: N818 - an event, not an error
+    """The cluster file makes this worker leave now; the block that was attached ends quietly."""

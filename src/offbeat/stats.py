@@ -1,0 +1,66 @@
+"""What a worker has done and waited for: the answer to "who is slow?"."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from offbeat.collectives import Record
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """One applied round, as this worker saw it."""
+
+    round: int
+    ended_s: float
+    samples: float
+    ranks: tuple[int, ...]
+    waited_s: float
+    staleness_rounds: int
+
+
+@dataclass
+class Stats:
+    """Totals of one worker since it was attached, and its latest rounds.
+
+    `computed_samples == applied_samples + pending_samples + dropped_samples`, at any moment.
+    """
+
+    rank: int
+    steps: int = 0
+    rounds: int = 0
+    skipped_rounds: int = 0
+    """Rounds that were not applied, because a gradient in them was not finite."""
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    """Seconds inside `optimizer.step()` and the join that were neither compute nor update."""
+    computed_samples: float = 0.0
+    applied_samples: float = 0.0
+    pending_samples: float = 0.0
+    dropped_samples: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How many rounds had which staleness."""
+    replicas_identical: bool | None = None
+    """Whether all workers held the same bits at the end; None before the end."""
+    history: deque[RoundStats] = field(default_factory=lambda: deque(maxlen=4096))
+
+    @property
+    def utilization(self) -> float:
+        """The share of its time that this worker has computed."""
+        return self.compute_s / total if (total := self.compute_s + self.wait_s) else 1.0
+
+    def note(self, record: Record, ended_s: float) -> None:
+        """Count a round that was applied."""
+        self.rounds += 1
+        self.staleness[record.staleness_rounds] += 1
+        self.history.append(
+            RoundStats(
+                record.round,
+                ended_s,
+                record.samples,
+                record.ranks,
+                record.waited_s,
+                record.staleness_rounds,
+            )
+        )

@@ -1,0 +1,299 @@
+"""Checks that every world must pass, and a way to run a function on real processes.
+
+For those who write a world, an algorithm or a protocol of their own:
+
+    from offbeat import run, testing
+    for check in testing.CHECKS:
+        run(testing.on_this_world(check), "uniform-8", workers=4)            # virtual
+        testing.processes(testing.on_this_world(check), workers=4)           # real
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from offbeat.worlds import World, enter_world, leave_world
+
+Check = Callable[[World], None]
+
+
+# --- the checks ----------------------------------------------------------------------------
+
+
+def a_worker_knows_itself_and_the_others(world: World) -> None:
+    assert 0 <= world.rank < world.size
+    assert world.members == tuple(range(world.size))
+    assert world.epoch == 0
+
+
+def all_reduce_gives_everyone_the_same_sum(world: World) -> None:
+    channel = world.channel("sum")
+    for length in (1, 1000):
+        tensor = torch.full((length,), float(world.rank + 1))
+        channel.all_reduce(tensor).wait()
+        assert tensor.eq(world.size * (world.size + 1) / 2).all(), tensor
+
+
+def all_reduce_knows_max_and_min(world: World) -> None:
+    channel = world.channel("extremes")
+    most, least = torch.tensor([world.rank]), torch.tensor([world.rank])
+    channel.all_reduce(most, "max").wait()
+    channel.all_reduce(least, "min").wait()
+    assert (most.item(), least.item()) == (world.size - 1, 0)
+
+
+def collectives_under_way_together_end_in_order(world: World) -> None:
+    channel = world.channel("several")
+    tensors = [torch.full((8,), float(number)) for number in range(5)]
+    for work in [channel.all_reduce(tensor) for tensor in tensors]:
+        work.wait()
+    assert [tensor[0].item() for tensor in tensors] == [world.size * n for n in range(5)]
+
+
+def broadcast_takes_over_the_sources_values(world: World) -> None:
+    source = world.size - 1
+    tensor = torch.full((3,), float(world.rank))
+    world.channel("broadcast").broadcast(tensor, source).wait()
+    assert tensor.tolist() == [source] * 3
+
+
+def tensors_between_two_workers_arrive_in_order(world: World) -> None:
+    if world.size == 1:
+        return
+    channel = world.channel("pairs")
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    sent = [channel.send(torch.tensor([world.rank, number]), after) for number in range(3)]
+    for number in range(3):
+        channel.recv(got := torch.empty(2, dtype=torch.int64), before).wait()
+        assert got.tolist() == [before, number]
+    for work in sent:
+        work.wait()
+
+
+def groups_do_not_hear_each_other(world: World) -> None:
+    mine = tuple(rank for rank in world.members if rank % 2 == world.rank % 2)
+    tensor = torch.tensor([1.0])
+    channel = world.channel("parity", mine)
+    channel.all_reduce(tensor).wait()
+    assert channel.members == mine
+    assert tensor.item() == len(mine)
+
+
+def a_channel_refuses_strangers(world: World) -> None:
+    for members in ((world.rank, world.size), (world.rank, world.rank)):
+        try:
+            world.channel("strange", members)
+        except ValueError:
+            continue
+        raise AssertionError(f"a channel of {members} among {world.size} workers")
+
+
+def control_values_reach_everyone(world: World) -> None:
+    world.control.set(f"from/{world.rank}", f"{world.rank}".encode())
+    for rank in world.members:
+        assert world.control.get(f"from/{rank}") == f"{rank}".encode()
+
+
+def a_counter_gives_each_worker_its_own_number(world: World) -> None:
+    mine = world.control.add("tickets", 1)
+    world.control.set(f"ticket/{mine}", f"{world.rank}".encode())
+    owners = {world.control.get(f"ticket/{number + 1}") for number in range(world.size)}
+    assert len(owners) == world.size
+
+
+def the_clock_goes_on_and_sleeps(world: World) -> None:
+    began = world.now()
+    world.sleep_until(began + 0.01)
+    assert world.now() >= began + 0.01
+    world.sleep_until(began)  # has passed
+
+
+def a_background_activity_hands_its_result_over(world: World) -> None:
+    ready, found = world.condition("the result"), []
+    channel = world.channel("background")
+
+    def reduce() -> None:
+        channel.all_reduce(total := torch.tensor([float(world.rank)])).wait()
+        with ready:
+            found.append(total.item())
+            ready.notify_all()
+
+    activity = world.spawn("reduce", reduce)
+    with ready:
+        assert ready.wait_for(lambda: bool(found))
+    activity.join()
+    assert found == [sum(world.members)]
+
+
+def waiting_for_a_condition_ends_at_the_deadline(world: World) -> None:
+    began = world.now()
+    with (never := world.condition("never")):
+        assert not never.wait_for(lambda: False, until=began + 0.02)
+    assert world.now() >= began + 0.02
+
+
+def an_all_reduce_does_not_end_before_its_tensor_is_ready(world: World) -> None:
+    channel = world.channel("not before")
+    moment = world.now() + (0.05 if world.rank == 0 else 0.0)
+    channel.all_reduce(torch.zeros(1), not_before=moment).wait()
+    if world.rank == 0:
+        assert world.now() >= moment
+
+
+def a_grad_mode_stays_with_its_worker(world: World) -> None:
+    channel = world.channel("grad mode")
+    with torch.set_grad_enabled(world.rank % 2 == 0):
+        for _ in range(3):
+            channel.all_reduce(torch.zeros(1)).wait()
+            assert torch.is_grad_enabled() == (world.rank % 2 == 0)
+
+
+CHECKS: tuple[Check, ...] = (
+    a_worker_knows_itself_and_the_others,
+    all_reduce_gives_everyone_the_same_sum,
+    all_reduce_knows_max_and_min,
+    collectives_under_way_together_end_in_order,
+    broadcast_takes_over_the_sources_values,
+    tensors_between_two_workers_arrive_in_order,
+    groups_do_not_hear_each_other,
+    a_channel_refuses_strangers,
+    control_values_reach_everyone,
+    a_counter_gives_each_worker_its_own_number,
+    the_clock_goes_on_and_sleeps,
+    a_background_activity_hands_its_result_over,
+    waiting_for_a_condition_ends_at_the_deadline,
+    an_all_reduce_does_not_end_before_its_tensor_is_ready,
+    a_grad_mode_stays_with_its_worker,
+)
+
+
+# --- running them --------------------------------------------------------------------------
+
+
+def on_this_world(*checks: Check) -> Callable[[], None]:
+    """Return a function that runs checks, one after the other, on the world it is called in."""
+    return partial(_on_this_world, checks)
+
+
+def _on_this_world(checks: Sequence[Check]) -> None:
+    world = enter_world()
+    try:
+        for check in checks:
+            check(world)
+    except BaseException as error:
+        leave_world(world, error)
+        raise
+    leave_world(world)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one process ended."""
+
+    rank: int
+    exit_code: int | None
+    """As in `multiprocessing`: negative for a signal."""
+    result: Any
+    error: BaseException | None
+    seconds: float
+    """From the start of all processes."""
+
+
+def processes(
+    function: Callable[..., Any],
+    workers: int,
+    *arguments: Any,
+    environment: dict[str, str] | None = None,
+    time_out_s: float = 60.0,
+    check: bool = True,
+) -> list[Ended]:
+    """Run a function, which must be importable, in as many processes as torchrun would start.
+
+    The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
+    With `check`, the first error of a worker is raised here. Whoever is still running after
+    `time_out_s` is killed, and counts as an error.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    spawning = torch.multiprocessing.get_context("spawn")
+    began, children = time.monotonic(), []
+    folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
+    for rank in range(workers):
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(workers),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **(environment or {}),
+        }
+        child = spawning.Process(
+            target=_child, args=(folder / str(rank), variables, function, arguments)
+        )
+        child.start()
+        children.append(child)
+    ended: dict[int, Ended] = {}
+    while len(ended) < workers and time.monotonic() < began + time_out_s:
+        running = [children[rank].sentinel for rank in range(workers) if rank not in ended]
+        wait(running, timeout=began + time_out_s - time.monotonic())
+        for rank in range(workers):
+            if rank not in ended and not children[rank].is_alive():
+                result, error = _result(folder / str(rank))
+                seconds = time.monotonic() - began
+                ended[rank] = Ended(rank, children[rank].exitcode, result, error, seconds)
+    for rank, child in enumerate(children):
+        if rank not in ended:
+            child.kill()
+            child.join()
+            late = TimeoutError(f"worker {rank} was still running after {time_out_s} s")
+            ended[rank] = Ended(rank, child.exitcode, None, late, time_out_s)
+    shutil.rmtree(folder)
+    ordered = [ended[rank] for rank in range(workers)]
+    if check:
+        for one in ordered:
+            if one.error is not None:
+                raise one.error
+            if one.exit_code != 0:
+                raise RuntimeError(f"worker {one.rank} ended with exit status {one.exit_code}")
+    return ordered
+
+
+def _child(
+    result: Path, variables: dict[str, str], function: Callable[..., Any], arguments: Any
+) -> None:
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    try:
+        ended = pickle.dumps((function(*arguments), None))
+    except BaseException as error:
+        words = "".join(traceback.format_exception(error))
+        try:
+            error.add_note(words)
+            pickle.loads(ended := pickle.dumps((None, error)))
+        except Exception:
+            ended = pickle.dumps((None, RuntimeError(words)))
+    result.with_suffix(".part").write_bytes(ended)
+    result.with_suffix(".part").rename(result)
+
+
+def _result(file: Path) -> tuple[Any, BaseException | None]:
+    """What a process has left behind: nothing, if it was killed."""
+    if not file.exists():
+        return None, None
+    result, error = pickle.loads(file.read_bytes())
+    return result, error

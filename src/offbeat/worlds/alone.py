@@ -1,0 +1,90 @@
+"""A world of one: no process group, the same verbs, the same code path above them."""
+
+from __future__ import annotations
+
+import threading
+
+from torch import Tensor
+
+from offbeat.clusters import Cluster
+from offbeat.worlds import base
+from offbeat.worlds.base import Op, checked_members
+from offbeat.worlds.threads import ThreadedWorld
+
+
+class AloneWorld(ThreadedWorld):
+    """One worker in one process."""
+
+    def __init__(self, cluster: Cluster | None = None, seed: int = 0) -> None:
+        super().__init__(0, 1, cluster, seed)
+        self.control = _Control(self)
+
+    def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
+        return _Channel(self, checked_members(name, members, self))
+
+
+class _Done:
+    def wait(self) -> None:
+        """What one worker does alone is done at once."""
+
+
+class _Later:
+    def __init__(self, world: AloneWorld, moment: float) -> None:
+        self._world = world
+        self._moment = moment
+
+    def wait(self) -> None:
+        self._world.sleep_until(self._moment)
+
+
+class _Channel(base.Channel):
+    def __init__(self, world: AloneWorld, members: tuple[int, ...]) -> None:
+        self.members = members
+        self._world = world
+
+    def all_reduce(
+        self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
+    ) -> base.Work:
+        self._world.check()
+        return _Done() if not_before is None else _Later(self._world, not_before)
+
+    def broadcast(self, tensor: Tensor, source: int) -> base.Work:
+        self._world.check()
+        return _Done()
+
+    def send(self, tensor: Tensor, target: int) -> base.Work:
+        raise ValueError(f"worker 0 is alone: there is no worker {target} to send to")
+
+    def recv(self, tensor: Tensor, source: int) -> base.Work:
+        raise ValueError(f"worker 0 is alone: there is no worker {source} to receive from")
+
+
+class _Control(base.Control):
+    def __init__(self, world: AloneWorld) -> None:
+        self._world = world
+        self._values: dict[str, bytes] = {}
+        self._counters: dict[str, int] = {}
+        self._changed = world.condition("a control key")
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: bytes) -> None:
+        self._world.check()
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values)
+            return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        self._world.check()
+        with self._lock:
+            self._counters[key] = total = self._counters.get(key, 0) + amount
+            return total
+
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._values.pop(key, None)
+            self._counters.pop(key, None)

@@ -1,0 +1,209 @@
+"""The verbs: all that a protocol or an algorithm may ask of the world it runs in.
+
+A *world* is one worker's view of the cluster. The same few verbs stand on virtual time
+(`virtual.py`), on processes under torchrun (`real.py`) and on a single process (`alone.py`), and
+code above them cannot tell which. It never imports `torch.distributed`, `time` or `threading`.
+
+    who          rank, size, members, epoch
+    when         now, sleep_until, compute_s
+    background   spawn, condition
+    control      control.set / get / add / delete: small values that everybody sees
+    data         channel(...).all_reduce / broadcast / send / recv: native collectives
+
+Membership: `members` are the workers of this `epoch`, and `rank` counts among them. A channel and
+a control key belong to the epoch that they were made in. Until regrouping exists, an epoch ends
+with the loss of any worker: every verb of every survivor then raises `WorkerLostError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from offbeat.clusters import Cluster
+from offbeat.errors import WorkerLeft
+
+Op = Literal["sum", "max", "min"]
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Block until the tensors hold the result; raise what went wrong."""
+
+
+class Channel(ABC):
+    """A communicator that one activity at a time owns: it issues, all members in one order.
+
+    Tensors belong to the channel from the call until `wait` returns.
+    """
+
+    members: tuple[int, ...]
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, op: Op = "sum", not_before: float | None = None) -> Work:
+        """Combine `tensor` over the members, in place, the same bits on each.
+
+        `not_before` is the moment at which a modelled device has the tensor ready: the
+        operation does not start earlier, yet the caller may issue it (in the middle of a
+        backward pass, where nothing may block in virtual time).
+        """
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        """Copy `tensor` of the rank `source` to every member."""
+
+    @abstractmethod
+    def send(self, tensor: Tensor, target: int) -> Work:
+        """Hand `tensor` to the rank `target`, which receives it; in order per pair."""
+
+    @abstractmethod
+    def recv(self, tensor: Tensor, source: int) -> Work:
+        """Fill `tensor` with what the rank `source` sends."""
+
+
+class Control(ABC):
+    """Small values that every worker sees: the control plane (the job's store)."""
+
+    @abstractmethod
+    def set(self, key: str, value: bytes) -> None:
+        """Publish; does not wait."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes:
+        """Block until somebody has set `key`."""
+
+    @abstractmethod
+    def add(self, key: str, amount: int) -> int:
+        """Add to a shared counter, and return its new value: nobody else gets the same."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Forget a key that nobody will ask for again."""
+
+
+class Condition(ABC):
+    """What a worker's activities share state under: `with condition:` to look or to change.
+
+    Inside the block no other verb may block; only `wait_for` may.
+    """
+
+    @abstractmethod
+    def __enter__(self) -> Condition: ...
+
+    @abstractmethod
+    def __exit__(self, *exc: object) -> None: ...
+
+    @abstractmethod
+    def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
+        """Release, block until `predicate` holds or the moment `until`, take again; say which."""
+
+    @abstractmethod
+    def notify_all(self) -> None:
+        """Have every waiter look at its predicate again."""
+
+
+class Activity(Protocol):
+    """Something a worker does in the background."""
+
+    def join(self) -> None:
+        """Block until it has ended; raise what it raised."""
+
+
+class Closeable(Protocol):
+    """Something attached to a world."""
+
+    def close(self) -> None: ...
+
+    def abandon(self, error: BaseException) -> None: ...
+
+
+class World(ABC):
+    """One worker's view of the cluster; see the module's docstring for the verbs."""
+
+    rank: int
+    size: int
+    epoch: int
+    members: tuple[int, ...]
+    control: Control
+
+    def __init__(self, rank: int, size: int, cluster: Cluster | None, seed: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.epoch = 0
+        self.members = _everyone(size)
+        self.numbers = itertools.count()  # for names that must be alike on every worker
+        self.open: list[Closeable] = []  # what to close when the worker's program ends
+        self._device = cluster.device(rank, seed) if cluster is not None else None
+        self._leaves_at = math.inf
+        if cluster is not None and (leaves_at := cluster.leave_at(rank)) is not None:
+            self._leaves_at = leaves_at
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since this world began."""
+
+    @abstractmethod
+    def sleep_until(self, moment: float) -> None:
+        """Block until `moment`; at once if it has passed."""
+
+    def compute_s(self, step: int, samples: float, since: float) -> float:
+        """Seconds that the modelled device needs for one micro-batch begun at `since`.
+
+        0 where the hardware itself is the device. The caller computes, then sleeps until
+        `since + compute_s`: in virtual time that is the whole charge, on paced processes the rest.
+        A scripted leave takes effect here.
+        """
+        if since >= self._leaves_at:
+            raise WorkerLeft(f"worker {self.rank} leaves at {self._leaves_at:g} s, as scripted")
+        return 0.0 if self._device is None else self._device.seconds(step, samples, since)
+
+    @abstractmethod
+    def channel(self, name: str, members: tuple[int, ...] | None = None) -> Channel:
+        """Open a communicator among `members` (all, if None); each of them calls this."""
+
+    @abstractmethod
+    def condition(self, name: str) -> Condition:
+        """Make a condition that this worker's own activities share."""
+
+    @abstractmethod
+    def spawn(self, name: str, run: Callable[[], None]) -> Activity:
+        """Start `run` in the background; what it raises ends this worker's run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave together with everyone else; then let go of every resource."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Tell everyone that this worker cannot go on, and let go of every resource."""
+
+
+@lru_cache(maxsize=8)
+def _everyone(size: int) -> tuple[int, ...]:
+    """One tuple for all the workers of a virtual run."""
+    return tuple(range(size))
+
+
+def checked_members(name: str, members: tuple[int, ...] | None, world: World) -> tuple[int, ...]:
+    """Return the members of a new channel, in order, or say what is wrong with them."""
+    if members is None:
+        return world.members
+    chosen = tuple(sorted(set(members)))
+    if len(chosen) != len(members):
+        raise ValueError(f"channel {name!r} names a worker twice: {members}")
+    if strangers := [member for member in chosen if member not in world.members]:
+        raise ValueError(
+            f"channel {name!r} names workers {strangers}, "
+            f"but the cluster has the {world.size} workers 0..{world.size - 1}"
+        )
+    if world.rank not in chosen:
+        raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
+    return chosen

@@ -1,0 +1,359 @@
+"""Virtual time: a heap of wake-ups, and greenlets that run until they block.
+
+    clock = Clock()
+    clock.start(Worker(0), "main", function)
+    clock.run()
+
+Every blocking verb of the virtual world ends in one of two calls: `sleep_until`, which puts this
+task's own wake-up on the heap, or `park`, after which somebody else must `wake` it. Time moves only
+between tasks, to the next wake-up, so a run is a function of its inputs: equal moments are taken
+in the order in which they were put on the heap.
+
+Tasks share one thread, and torch keeps some state per thread. A task that is resumed finds its own
+grad mode and autocast again, and a worker's main task its own random generators.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from offbeat.errors import DeadlockError, WorldError
+
+_grad_enabled = torch.is_grad_enabled
+_set_grad_enabled = torch._C._set_grad_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+_graph_task = torch._C._current_graph_task_id
+
+Autocast = list[tuple[str, bool, torch.dtype]]
+
+
+class Worker:
+    """What the tasks of one virtual worker have in common."""
+
+    __slots__ = ("alive", "failure", "random_state", "rank", "tasks")
+
+    def __init__(self, rank: int, seed: int | None = None) -> None:
+        self.rank = rank
+        self.alive = True
+        self.failure: BaseException | None = None
+        self.tasks: list[Task] = []
+        self.random_state = None if seed is None else _RandomState.seeded(seed)
+
+
+class Task:
+    """A greenlet of a worker: its main program or a background activity."""
+
+    __slots__ = (
+        "done",
+        "greenlet",
+        "held",
+        "joining",
+        "main",
+        "name",
+        "parked",
+        "worker",
+    )
+
+    def __init__(
+        self, clock: Clock, worker: Worker, name: str, run: Callable[[], Any], main: bool
+    ) -> None:
+        self.worker = worker
+        self.name = name
+        self.main = main
+        self.parked: Parked | None = None
+        self.held = 0  # conditions that this task is inside of
+        self.joining: list[Parked] = []
+        self.done = False
+        self.greenlet = greenlet(lambda: clock._live(self, run), parent=clock._hub)
+
+
+class Parked:
+    """One wait of one task: whoever wakes it first wins, later wake-ups find it spent."""
+
+    __slots__ = ("reason", "task")
+
+    def __init__(self, task: Task, reason: str) -> None:
+        self.task = task
+        self.reason = reason
+
+
+class Clock:
+    """The event loop of one virtual run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        self.current: Task | None = None
+        self._heap: list[tuple[float, int, Task | Callable[[], None]]] = []
+        self._sequence = count()
+        self._hub = getcurrent()
+        self._workers: list[Worker] = []
+        self._random_owner: Worker | None = None
+        self._failed: BaseException | None = None
+        self._stopping = False
+
+    # --- what a task calls -----------------------------------------------------------------
+
+    def sleep_until(self, moment: float) -> None:
+        """Block the current task until `moment`."""
+        if moment <= self.now:
+            return
+        task = self._current()
+        heapq.heappush(self._heap, (moment, next(self._sequence), task))
+        self._switch(task)
+
+    def park(self, reason: str, until: float | None = None) -> Parked:
+        """Register the current task as waiting; it blocks in `blocked`, until `wake`."""
+        task = self._current()
+        parked = task.parked = Parked(task, reason)
+        if until is not None:
+            self.at(until, lambda: self.wake(parked))
+        return parked
+
+    def blocked(self, parked: Parked) -> None:
+        """Block the current task on what it has parked on."""
+        if parked.task.parked is parked:
+            self._switch(parked.task)
+
+    def wake(self, parked: Parked, delay_s: float = 0.0) -> None:
+        """Resume a parked task in `delay_s`; nothing happens if it has been woken before."""
+        task = parked.task
+        if task.parked is parked:
+            task.parked = None
+            heapq.heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
+
+    def join(self, task: Task) -> None:
+        """Block the current task until another one has ended."""
+        if not task.done:
+            parked = self.park(f"the end of {task.name}")
+            task.joining.append(parked)
+            self.blocked(parked)
+
+    def holder(self) -> Task:
+        """Return the current task, which enters or leaves a condition."""
+        if self.current is None:
+            raise WorldError("a condition of the virtual world was used outside its workers")
+        return self.current
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        """Have the loop itself call something, which must not block, at `moment`."""
+        heapq.heappush(self._heap, (max(moment, self.now), next(self._sequence), call))
+
+    def start(self, worker: Worker, name: str, run: Callable[[], Any], main: bool = False) -> Task:
+        """Add a task, to begin now, after those that are due already."""
+        task = Task(self, worker, name, run, main)
+        if not worker.tasks:
+            self._workers.append(worker)
+        worker.tasks.append(task)
+        heapq.heappush(self._heap, (self.now, next(self._sequence), task))
+        return task
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker where it stands, as SIGKILL does: no clean-up code of its own may block."""
+        worker.alive = False
+        for task in worker.tasks:
+            self._end(task)
+
+    def interrupt(self, worker: Worker, error: BaseException) -> None:
+        """Make every wait of a worker, this one and later ones, raise `error`."""
+        worker.failure = error
+        for task in worker.tasks:
+            if not task.done and task.parked is not None:
+                self.wake(task.parked)
+
+    # --- the loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until every task has ended; raise what one of them raised."""
+        heap, outside, grad = self._heap, _RandomState.taken(), _grad_enabled()
+        _set_grad_enabled(True)
+        try:
+            while heap:
+                self.now, _, due = heapq.heappop(heap)
+                self.events += 1
+                if due.__class__ is not Task:
+                    due()  # type: ignore[operator]
+                elif not due.done:
+                    self.current = due
+                    due.greenlet.switch()
+                    self.current = None
+                    if self._failed is not None:
+                        raise self._failed
+            if blocked := self._blocked():
+                raise DeadlockError(self._deadlock(blocked))
+        finally:
+            self._stop()
+            outside.put_back()
+            _set_grad_enabled(grad)
+
+    def _live(self, task: Task, run: Callable[[], Any]) -> None:
+        """The body of a task's greenlet."""
+        try:
+            if task.main:
+                self._own_random_state(task.worker)
+            run()
+        except GreenletExit:
+            pass
+        except BaseException as error:
+            error.add_note(f"in worker {task.worker.rank} at virtual time {self.now:g} s")
+            self._failed = self._failed or error
+        finally:
+            task.done = True
+            for parked in task.joining:
+                self.wake(parked)
+            _set_grad_enabled(True)
+
+    def _switch(self, task: Task) -> None:
+        """Give way to the next task; come back with this one's own thread-local torch state.
+
+        Whoever gives way leaves the defaults behind, so only what differs is kept and put back.
+        """
+        if self._stopping or not task.worker.alive:  # clean-up code of a task that was ended
+            raise GreenletExit
+        if _graph_task() != -1:
+            raise WorldError(
+                "a verb that blocks was called inside backward(), in a gradient hook: "
+                "workers of the virtual world cannot be switched there"
+            )
+        if task.held:
+            raise WorldError(f"{task.name} blocks while it holds a condition")
+        grad = _grad_enabled()
+        if not grad:
+            if torch.is_inference_mode_enabled():
+                raise WorldError("a verb that blocks was called under inference_mode: use no_grad")
+            _set_grad_enabled(True)
+        autocast = _autocast_state() if _any_autocast() else None
+        if autocast is not None:
+            _set_autocast([(device, False, dtype) for device, _, dtype in autocast])
+
+        heap = self._heap
+        due = heap[0][2] if heap else None
+        if due.__class__ is Task and due.greenlet:
+            # A task that has begun is next: go there at once, not by way of the loop.
+            self.now = heapq.heappop(heap)[0]
+            self.events += 1
+            if due is not task:
+                self.current = due
+                due.greenlet.switch()
+        else:
+            self._hub.switch()
+
+        if not grad:
+            _set_grad_enabled(False)
+        if autocast is not None:
+            _set_autocast(autocast)
+        worker = task.worker
+        if task.main and self._random_owner is not worker:
+            self._own_random_state(worker)
+        if self._stopping or not worker.alive:
+            raise GreenletExit
+        if worker.failure is not None:
+            raise worker.failure
+
+    def _own_random_state(self, worker: Worker) -> None:
+        if worker.random_state is None:
+            return
+        if self._random_owner is not None:
+            self._random_owner.random_state = _RandomState.taken()
+        worker.random_state.put_back()
+        self._random_owner = worker
+
+    def _current(self) -> Task:
+        task = self.current
+        if task is None or task.greenlet is not getcurrent():
+            raise WorldError("a verb of the virtual world was called from outside its workers")
+        if task.worker.failure is not None:
+            raise task.worker.failure
+        return task
+
+    def _end(self, task: Task) -> None:
+        if task.done:
+            return
+        if task is self.current:
+            raise WorldError(f"{task.name} cannot end itself")
+        self.current = task
+        task.greenlet.throw(GreenletExit)
+        self.current = None
+        task.done = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            for task in worker.tasks:
+                self._end(task)
+
+    def _blocked(self) -> list[Task]:
+        return [
+            task
+            for worker in self._workers
+            for task in worker.tasks
+            if not task.done and worker.alive
+        ]
+
+    def _deadlock(self, blocked: list[Task]) -> str:
+        shown = [
+            f"  worker {task.worker.rank}, {task.name}: waits for "
+            f"{task.parked.reason if task.parked else 'nothing'}"
+            for task in blocked
+        ]
+        return (
+            f"at virtual time {self.now:g} s nothing is left to wake, "
+            f"and {len(blocked)} of the tasks are blocked:\n" + "\n".join(shown)
+        )
+
+
+class _RandomState:
+    """The states of the global generators: torch's, Python's and, where imported, NumPy's."""
+
+    __slots__ = ("numpy", "python", "torch")
+
+    def __init__(self, torch_state: torch.Tensor, python: object, numpy: object) -> None:
+        self.torch = torch_state
+        self.python = python
+        self.numpy = numpy
+
+    @classmethod
+    def taken(cls) -> _RandomState:
+        numpy = sys.modules.get("numpy")
+        return cls(
+            torch.get_rng_state(),
+            random.getstate(),
+            None if numpy is None else numpy.random.get_state(legacy=True),
+        )
+
+    @classmethod
+    def seeded(cls, seed: int) -> _RandomState:
+        """What the generators hold after being seeded; those in use are left alone."""
+        numpy = sys.modules.get("numpy")
+        return cls(
+            torch.Generator().manual_seed(seed).get_state(),
+            random.Random(seed).getstate(),
+            None if numpy is None else numpy.random.RandomState(seed % 2**32).get_state(),
+        )
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)  # type: ignore[arg-type]
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+
+def _autocast_state() -> Autocast:
+    return [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    ]
+
+
+def _set_autocast(state: Autocast) -> None:
+    for device, enabled, dtype in state:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)

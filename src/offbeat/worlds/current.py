@@ -1,0 +1,91 @@
+"""Which world is this? Virtual inside `offbeat.run`, real under torchrun, otherwise alone.
+
+One process has one real world (or one alone), shared by all that is attached at a time: it opens
+with the first attachment and closes with the last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+import torch.distributed as dist
+
+from offbeat.clusters import Cluster
+from offbeat.worlds.alone import AloneWorld
+from offbeat.worlds.base import World
+from offbeat.worlds.real import RealWorld, under_torchrun
+from offbeat.worlds.virtual import current_virtual_world
+
+_process_world: World | None = None
+_users = 0
+
+
+def rank() -> int:
+    """Return this worker's rank: 0 where it is alone. Opens nothing."""
+    if (world := current_virtual_world()) is not None:
+        return world.rank
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0")) if under_torchrun() else 0
+
+
+def world_size() -> int:
+    """Return the number of workers: 1 where this one is alone. Opens nothing."""
+    if (world := current_virtual_world()) is not None:
+        return world.size
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun() else 1
+
+
+def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> World:
+    """Return the world that this code runs in, opening it if need be; `leave_world` in return.
+
+    `pace` is the cluster to replay on real processes, $OFFBEAT_PACE if None; `seed` that of its
+    noise, $OFFBEAT_SEED if None.
+    """
+    global _process_world, _users
+    if (virtual := current_virtual_world()) is not None:
+        return virtual
+    if _process_world is None:
+        pace = os.environ.get("OFFBEAT_PACE") or None if pace is None else pace
+        cluster = Cluster.load(pace) if isinstance(pace, str) else pace
+        seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
+        several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
+        _process_world = RealWorld(cluster, seed) if several else AloneWorld(cluster, seed)
+    _users += 1
+    return _process_world
+
+
+def leave_world(world: World, error: BaseException | None = None) -> None:
+    """Close the process's world with its last user, or at once if the user has failed."""
+    global _process_world, _users
+    if world is not _process_world:
+        if error is not None:
+            world.fail(error)
+        return
+    _users -= 1
+    if error is not None:
+        _process_world, _users = None, 0
+        world.fail(error)
+    elif _users == 0:
+        _process_world = None
+        try:
+            world.close()
+        except BaseException as failure:
+            world.fail(failure)
+            raise
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """A script that ends without leaving its block has left it now; one that failed has failed."""
+    if _process_world is not None:
+        failure = getattr(sys, "last_value", None)
+        for thing in list(_process_world.open):
+            if failure is None:
+                thing.close()
+            else:
+                thing.abandon(failure)

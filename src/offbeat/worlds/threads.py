@@ -1,0 +1,153 @@
+"""What the worlds of real time share: the monotonic clock, threads, conditions, pacing.
+
+A thread that joins a collective while the main thread computes in pure Python waits for the
+interpreter's switch interval, 5 ms by default. While a world with threads is open the interval is
+0.1 ms, and it is put back afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from offbeat.clusters import Cluster
+from offbeat.errors import ClosedError, WorldError
+from offbeat.worlds import base
+from offbeat.worlds.base import World
+
+SWITCH_INTERVAL_S = 1e-4
+
+
+class ThreadedWorld(World):
+    """A world whose clock is the machine's and whose activities are threads."""
+
+    def __init__(self, rank: int, size: int, cluster: Cluster | None, seed: int) -> None:
+        if cluster is not None and cluster.workers != size:
+            raise ValueError(
+                f"the cluster {cluster.name!r} to pace by has {cluster.workers} workers, "
+                f"this run has {size}: start as many processes, or resize the cluster file"
+            )
+        super().__init__(rank, size, cluster, seed)
+        self._began = time.monotonic()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._conditions: list[_Condition] = []
+        self._threads: list[threading.Thread] = []
+        self._switch_interval_s = sys.getswitchinterval()
+        self._crash = _crash_timer(cluster, rank)
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def sleep_until(self, moment: float) -> None:
+        while (rest_s := moment - self.now()) > 0:
+            self.check()
+            time.sleep(min(rest_s, 0.25))
+
+    def condition(self, name: str) -> base.Condition:
+        condition = _Condition(self)
+        self._conditions.append(condition)
+        return condition
+
+    def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
+        self.check()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        activity = _Activity(self, name, run)
+        self._threads.append(activity.thread)
+        activity.thread.start()
+        return activity
+
+    def check(self) -> None:
+        """Raise if this world has failed or is closed: every verb begins and ends with it."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ClosedError(f"worker {self.rank}: this world has been closed; attach again")
+
+    def close(self) -> None:
+        self._closed = True
+        self._let_go()
+
+    def fail(self, error: BaseException) -> None:
+        self.failed(error)
+        self._closed = True
+        self._let_go()
+
+    def failed(self, error: BaseException) -> None:
+        """Note the first failure, and wake whoever waits so that it sees it."""
+        if self._failure is None:
+            self._failure = error
+        for condition in self._conditions:
+            condition.interrupt()
+
+    def _let_go(self) -> None:
+        if self._crash is not None:
+            self._crash.cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=10.0)
+        sys.setswitchinterval(self._switch_interval_s)
+        if leaked := [thread.name for thread in self._threads if thread.is_alive()]:
+            raise WorldError(f"worker {self.rank}: did not end with their world: {leaked}")
+
+
+class _Activity:
+    def __init__(self, world: ThreadedWorld, name: str, run: Callable[[], None]) -> None:
+        self._world = world
+        self._run = run
+        # A daemon, so that a script which never closes its world can still exit: see current.py.
+        self.thread = threading.Thread(target=self._live, name=f"offbeat-{name}", daemon=True)
+
+    def join(self) -> None:
+        self.thread.join()
+        if self._world._failure is not None:
+            raise self._world._failure
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._world.failed(error)
+
+
+class _Condition(base.Condition):
+    def __init__(self, world: ThreadedWorld) -> None:
+        self._world = world
+        self._condition = threading.Condition()
+
+    def __enter__(self) -> base.Condition:
+        self._condition.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._condition.release()
+
+    def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
+        while not predicate():
+            self._world.check()
+            rest_s = None if until is None else until - self._world.now()
+            if rest_s is not None and rest_s <= 0:
+                return False
+            self._condition.wait(rest_s)
+        return True
+
+    def notify_all(self) -> None:
+        self._condition.notify_all()
+
+    def interrupt(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+
+def _crash_timer(cluster: Cluster | None, rank: int) -> threading.Timer | None:
+    """Pacing replays a scripted crash as a real one."""
+    if cluster is None or (moment := cluster.crash_at(rank)) is None:
+        return None
+    timer = threading.Timer(moment, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -1,0 +1,91 @@
+"""Small models and loops that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import offbeat
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(rank: int, step: int, size: int = 4) -> tuple[Tensor, Tensor]:
+    """The data of one worker's step: the same in every world."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(size, 6, generator=generator), torch.randn(size, 3, generator=generator)
+
+
+def loss(model: nn.Module, rank: int, step: int, size: int = 4) -> Tensor:
+    x, y = batch(rank, step, size)
+    return nn.functional.mse_loss(model(x), y)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def parameters(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train(
+    steps: int | Callable[[int], int] = 5,
+    algorithm: offbeat.Algorithm | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    size: Callable[[int], int] | None = None,
+    **settings: Any,
+) -> tuple[list[list[Tensor]], offbeat.Stats]:
+    """Train this worker; return its parameters after every step and at the end, and its stats."""
+    rank = offbeat.rank()
+    model = net(seed=rank)  # every worker starts elsewhere: attach takes over worker 0's
+    opt = optimizer(model)
+    trajectory = []
+    with offbeat.attach(model, opt, algorithm, **settings) as dp:
+        for step in range(steps if isinstance(steps, int) else steps(rank)):
+            opt.zero_grad()
+            if size is not None:
+                dp.samples(size(rank))
+            loss(model, rank, step, 4 if size is None else size(rank)).backward()
+            opt.step()
+            trajectory.append(parameters(model))
+    trajectory.append(parameters(model))
+    return trajectory, dp.stats()
+
+
+def plain(
+    workers: int,
+    steps: int | Callable[[int], int] = 5,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    size: Callable[[int], int] | None = None,
+) -> list[list[Tensor]]:
+    """What synchronous SGD must do, on one process with plain PyTorch: mean over all samples."""
+    model = net(seed=0)
+    opt = optimizer(model)
+    trajectory = []
+    counts = [steps if isinstance(steps, int) else steps(rank) for rank in range(workers)]
+    for step in range(max(counts)):
+        opt.zero_grad()
+        sizes = [size(rank) if size else 1 for rank in range(workers)]
+        present = [rank for rank in range(workers) if step < counts[rank]]
+        total = sum(sizes[rank] for rank in present)
+        for rank in present:
+            weight = sizes[rank] / total
+            (weight * loss(model, rank, step, size(rank) if size else 4)).backward()
+        opt.step()
+        trajectory.append(parameters(model))
+    return [*trajectory, parameters(model)]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def close(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> bool:
+    return all(torch.allclose(a, b, atol=tolerance) for a, b in zip(left, right, strict=True))

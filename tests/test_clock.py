@@ -1,0 +1,303 @@
+"""Virtual time: order, deadlocks, failures, and what each worker keeps to itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import offbeat
+from offbeat.clusters import Cluster
+from offbeat.errors import DeadlockError, WorkerLostError, WorldError
+from offbeat.worlds import World, enter_world
+
+PAIR = Cluster.uniform(2)
+
+
+def test_workers_wake_in_the_order_of_time_then_of_asking() -> None:
+    log: list[tuple[float, int]] = []
+
+    def worker() -> None:
+        world = enter_world()
+        for pause in (3.0, 1.0) if world.rank == 0 else (2.0, 2.0):
+            world.sleep_until(world.now() + pause)
+            log.append((world.now(), world.rank))
+
+    assert offbeat.run(worker, PAIR).seconds == 4.0
+    assert log == [(2.0, 1), (3.0, 0), (4.0, 1), (4.0, 0)]
+
+
+def test_results_come_back_by_rank() -> None:
+    assert offbeat.run(offbeat.rank, Cluster.uniform(5)).results == [0, 1, 2, 3, 4]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def worker() -> list[float]:
+        world = enter_world()
+        for step in range(20):
+            world.sleep_until(world.now() + world.compute_s(step, 1, world.now()))
+        return [world.now(), torch.rand(1).item(), random.random()]
+
+    cluster = Cluster.load("noisy-neighbours-16")
+    first, again, other = (offbeat.run(worker, cluster, seed=seed).results for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_an_exception_is_raised_with_its_rank_and_virtual_time() -> None:
+    def worker() -> None:
+        world = enter_world()
+        world.sleep_until(1.5)
+        if world.rank == 1:
+            raise KeyError("batch")
+        world.sleep_until(100.0)
+
+    with pytest.raises(KeyError) as caught:
+        offbeat.run(worker, PAIR)
+    assert caught.value.__notes__ == ["in worker 1 at virtual time 1.5 s"]
+
+
+def test_clean_up_code_runs_when_another_worker_fails() -> None:
+    cleaned = []
+
+    def worker() -> None:
+        world = enter_world()
+        try:
+            world.sleep_until(2.0 - world.rank)
+            raise ValueError("first")
+        finally:
+            cleaned.append(world.rank)
+
+    with pytest.raises(ValueError, match="first"):
+        offbeat.run(worker, PAIR)
+    assert sorted(cleaned) == [0, 1]
+
+
+def test_a_deadlock_names_every_blocked_worker_and_what_it_waits_for() -> None:
+    def worker() -> None:
+        world = enter_world()
+        if world.rank == 0:
+            world.channel("grads").all_reduce(torch.zeros(1)).wait()
+        elif world.rank == 1:
+            world.control.get("go")
+        else:
+            with (never := world.condition("a miracle")):
+                never.wait_for(lambda: False)
+
+    with pytest.raises(DeadlockError) as caught:
+        offbeat.run(worker, Cluster.uniform(3))
+    assert str(caught.value).splitlines() == [
+        "at virtual time 0 s nothing is left to wake, and 3 of the tasks are blocked:",
+        "  worker 0, main: waits for all_reduce sum, number 0 on channel 'grads': "
+        "not there yet: 1, 2",
+        "  worker 1, main: waits for control key 'go'",
+        "  worker 2, main: waits for a miracle",
+    ]
+
+
+def test_an_activity_that_nobody_ends_is_a_deadlock_too() -> None:
+    def worker() -> None:
+        world = enter_world()
+        world.spawn("listener", lambda: _listen(world))
+
+    with pytest.raises(DeadlockError, match="worker 0, listener: waits for control key 'never'"):
+        offbeat.run(worker, Cluster.uniform(1))
+
+
+def _listen(world: World) -> None:
+    world.control.get("never")
+
+
+def test_random_state_stays_with_its_worker_and_comes_back_outside() -> None:
+    def worker() -> list[float]:
+        world = enter_world()
+        torch.manual_seed(world.rank)
+        drawn = []
+        for _ in range(3):
+            world.sleep_until(world.now() + 1)
+            drawn.append(torch.rand(1).item())
+        return drawn
+
+    torch.manual_seed(42)
+    expected_outside = torch.rand(1)
+    torch.manual_seed(42)
+    results = offbeat.run(worker, PAIR).results
+    assert torch.equal(torch.rand(1), expected_outside)
+    for rank in range(2):
+        torch.manual_seed(rank)
+        assert results[rank] == [torch.rand(1).item() for _ in range(3)]
+
+
+def test_autocast_stays_with_its_worker() -> None:
+    def worker() -> list[bool]:
+        world = enter_world()
+        seen = []
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=world.rank == 1):
+            for _ in range(2):
+                world.sleep_until(world.now() + 1)
+                seen.append(torch.is_autocast_enabled("cpu"))
+        world.sleep_until(world.now() + 1)
+        return [*seen, torch.is_autocast_enabled("cpu")]
+
+    assert offbeat.run(worker, PAIR).results == [[False] * 3, [True, True, False]]
+
+
+def test_grad_mode_of_the_caller_is_put_back() -> None:
+    with torch.no_grad():
+        assert offbeat.run(torch.is_grad_enabled, PAIR).results == [True, True]
+        assert not torch.is_grad_enabled()
+
+
+def test_blocking_inside_backward_is_refused() -> None:
+    def worker() -> None:
+        world = enter_world()
+        x = torch.ones(1, requires_grad=True)
+        x.register_hook(lambda grad: world.sleep_until(world.now() + 1))
+        (x * 2).backward()
+
+    with pytest.raises(WorldError, match=r"inside backward\(\)"):
+        offbeat.run(worker, Cluster.uniform(1))
+
+
+def test_blocking_under_inference_mode_is_refused() -> None:
+    def worker() -> None:
+        with torch.inference_mode():
+            enter_world().sleep_until(1.0)
+
+    with pytest.raises(WorldError, match="use no_grad"):
+        offbeat.run(worker, Cluster.uniform(1))
+
+
+def test_blocking_while_holding_a_condition_is_refused() -> None:
+    def worker() -> None:
+        world = enter_world()
+        with world.condition("state"):
+            world.sleep_until(1.0)
+
+    with pytest.raises(WorldError, match="main blocks while it holds a condition"):
+        offbeat.run(worker, Cluster.uniform(1))
+
+
+def test_a_verb_from_outside_is_refused() -> None:
+    world = offbeat.run(enter_world, Cluster.uniform(1)).results[0]
+    with pytest.raises(WorldError, match="from outside its workers"):
+        world.sleep_until(1e9)
+
+
+def test_an_all_reduce_begins_with_the_last_and_costs_what_the_network_says() -> None:
+    # Ring of 4 over 1 MB/s links: 2 * 3 phases of 1 ms and of a quarter of 4,000 bytes.
+    cluster = Cluster.parse(
+        """
+        workers = 4
+        [compute]
+        step_s = 1.0
+        [network]
+        latency_s = 0.001
+        bandwidth_bytes_per_s = 1e6
+        all_reduce = "ring"
+        """
+    )
+
+    def worker() -> float:
+        world = enter_world()
+        world.sleep_until(float(world.rank))
+        world.channel("data").all_reduce(torch.ones(1000)).wait()
+        return world.now()
+
+    assert offbeat.run(worker, cluster).results == pytest.approx([3.0 + 6 * 0.002] * 4)
+
+
+def test_all_reduces_on_one_channel_follow_each_other() -> None:
+    cluster = Cluster.uniform(2, latency_s=1.0)
+
+    def worker() -> float:
+        world = enter_world()
+        channel = world.channel("data")
+        for work in [channel.all_reduce(torch.ones(1)) for _ in range(3)]:
+            work.wait()
+        return world.now()
+
+    one = cluster.network.all_reduce_s((0, 1), 4)
+    assert offbeat.run(worker, cluster).results == pytest.approx([3 * one] * 2)
+
+
+def test_a_control_value_takes_one_latency_to_the_store_and_one_back() -> None:
+    cluster = Cluster.uniform(2, latency_s=0.25)
+
+    def worker() -> float:
+        world = enter_world()
+        if world.rank == 0:
+            world.sleep_until(1.0)
+            world.control.set("go", b"")
+        else:
+            world.control.get("go")
+        return world.now()
+
+    assert offbeat.run(worker, cluster).results == [1.0, 1.5]
+
+
+def test_members_that_call_different_collectives_are_told() -> None:
+    def worker() -> None:
+        world = enter_world()
+        world.channel("data").all_reduce(torch.ones(1), "sum" if world.rank else "max").wait()
+
+    with pytest.raises(
+        WorldError, match="worker 1 calls all_reduce sum, the others all_reduce max"
+    ):
+        offbeat.run(worker, PAIR)
+
+
+def test_tensors_of_different_length_are_told() -> None:
+    def worker() -> None:
+        world = enter_world()
+        world.channel("data").all_reduce(torch.ones(1 + world.rank)).wait()
+
+    with pytest.raises(
+        WorldError, match=r"worker 1 brings \(2,\) of torch.float32, worker 0 \(1,\)"
+    ):
+        offbeat.run(worker, PAIR)
+
+
+CRASH = Cluster.parse(
+    """
+    workers = 3
+    [compute]
+    step_s = 1.0
+    [[event]]
+    kind = "crash"
+    worker = 2
+    at_s = 2.5
+    """
+)
+
+
+def test_a_crash_ends_the_run_of_everyone_with_an_error_that_names_it() -> None:
+    seen = []
+
+    def worker() -> None:
+        world = enter_world()
+        channel = world.channel("data")
+        try:
+            for step in range(10):
+                world.sleep_until(step + 1.0)
+                channel.all_reduce(torch.ones(1)).wait()
+        except WorkerLostError as error:
+            seen.append((world.rank, error.rank, world.now()))
+            raise
+
+    with pytest.raises(WorkerLostError, match=r"worker 2 was lost at virtual time 2.5 s"):
+        offbeat.run(worker, CRASH)
+    assert seen[0] == (0, 2, 3.0)
+
+
+def test_a_worker_that_ended_before_its_crash_is_not_lost() -> None:
+    assert offbeat.run(offbeat.rank, CRASH).results == [0, 1, 2]
+
+
+def test_a_join_is_refused_until_members_can_change() -> None:
+    cluster = Cluster.parse(
+        'workers = 2\n[compute]\nstep_s = 1\n[[event]]\nkind = "join"\nworker = 1\nat_s = 1'
+    )
+    with pytest.raises(WorldError, match="worker 1 joins during the run"):
+        offbeat.run(offbeat.rank, cluster)
