@@ -25,7 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
 
-ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {"sync": offbeat.SyncSGD}
+ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
+    "sync": offbeat.SyncSGD,
+    "sync_no_overlap": lambda: offbeat.SyncSGD(overlap=False),
+}
 
 
 def mlp() -> tuple[nn.Module, Tensor]:

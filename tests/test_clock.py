@@ -299,5 +299,5 @@ def test_a_join_is_refused_until_members_can_change() -> None:
     cluster = Cluster.parse(
         'workers = 2\n[compute]\nstep_s = 1\n[[event]]\nkind = "join"\nworker = 1\nat_s = 1'
     )
-    with pytest.raises(WorldError, match="worker 1 joins during the run"):
+    with pytest.raises(ValueError, match="has a worker join during the run"):
         offbeat.run(offbeat.rank, cluster)

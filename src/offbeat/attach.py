@@ -179,9 +179,7 @@ class Attachment:
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
-        stats = deepcopy(self._stats)
-        stats.pending_samples = self._replica.pending.samples
-        return stats
+        return self._stats.copy(pending_samples=self._replica.pending.samples)
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
@@ -284,11 +282,12 @@ class Attachment:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if error is None or isinstance(error, WorkerLeft):
+        leaves = isinstance(error, WorkerLeft)
+        if error is None or leaves or (isinstance(error, SystemExit) and not error.code):
             self.close()
-            return error is not None
-        self.abandon(error)
-        return False
+        else:
+            self.abandon(error)
+        return leaves
 
     # --- one step --------------------------------------------------------------------------
 

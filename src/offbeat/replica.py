@@ -107,6 +107,9 @@ class Replica:
     # --- what attach calls -----------------------------------------------------------------
 
     def declare_samples(self, samples: float) -> None:
+        if all(parameter.grad is None for parameter in self.parameters):
+            # Nothing to add to: what was declared went with gradients that no step has taken.
+            self._declared_samples = self._charged_samples = 0.0
         self._declared_samples += samples
 
     def computed(self) -> float:

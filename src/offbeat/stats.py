@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offbeat.collectives import Record
 
@@ -49,6 +49,15 @@ class Stats:
     def utilization(self) -> float:
         """The share of its time that this worker has computed."""
         return self.compute_s / total if (total := self.compute_s + self.wait_s) else 1.0
+
+    def copy(self, pending_samples: float) -> Stats:
+        """Return these totals as they are now."""
+        return replace(
+            self,
+            pending_samples=pending_samples,
+            staleness=Counter(self.staleness),
+            history=self.history.copy(),
+        )
 
     def note(self, record: Record, ended_s: float) -> None:
         """Count a round that was applied."""

@@ -339,9 +339,9 @@ class Cluster(Table):
 
 def _not_found(wanted: str) -> str:
     close = difflib.get_close_matches(wanted, named(), n=3)
-    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    guess = f"; did you mean {' or '.join(close)}?" if close else ""
     return (
-        f"{wanted}: neither a file nor a cluster that ships with offbeat; {guess}"
+        f"{wanted}: neither a file nor a cluster that ships with offbeat{guess} "
         f"(known: {', '.join(named())})"
     )
 

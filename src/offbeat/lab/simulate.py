@@ -14,6 +14,7 @@ processes for every virtual worker: it gives the same batches, at a price; use 0
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import time
@@ -26,6 +27,7 @@ from traceback import TracebackException
 from types import CodeType, ModuleType
 from typing import Any, TextIO
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
@@ -116,13 +118,18 @@ def simulate(
     simulation = Simulation(script, cluster.name, cluster.workers)
     mains: dict[int, ModuleType] = {}
     began = time.monotonic()
+    threads = torch.get_num_threads()
     with _in_place_of_the_process(script, arguments, mains, verbose):
+        # As torchrun does: many small workers gain nothing from threads, and lose much to them.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
             code = compile(source, str(script), "exec", dont_inherit=True)
             done = run(lambda: _be_worker(code, mains, simulation), cluster, seed=seed)
             simulation.virtual_s, simulation.events = done.seconds, done.events
         except (Exception, SystemExit) as error:
             simulation.error = error
+        finally:
+            torch.set_num_threads(threads)
     simulation.wall_s = time.monotonic() - began
     return simulation
 

@@ -143,8 +143,14 @@ class World(ABC):
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
-        if cluster is not None and (leaves_at := cluster.leave_at(rank)) is not None:
-            self._leaves_at = leaves_at
+        if cluster is not None:
+            if any(cluster.join_at(worker) is not None for worker in range(size)):
+                raise ValueError(
+                    f"cluster {cluster.name!r} has a worker join during the run, which this "
+                    "version cannot do yet: remove the join event, or start with all workers"
+                )
+            if (leaves_at := cluster.leave_at(rank)) is not None:
+                self._leaves_at = leaves_at
 
     @abstractmethod
     def now(self) -> float:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from offbeat.clusters import Cluster
 from offbeat.clusters.network import Network
-from offbeat.errors import WorkerLostError, WorldError
+from offbeat.errors import WorkerLeft, WorkerLostError, WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, World, checked_members
 from offbeat.worlds.clock import Clock, Parked, Task, Worker
@@ -67,12 +68,6 @@ def run(
     cluster = Cluster.load(cluster) if isinstance(cluster, str) else cluster
     if workers is not None:
         cluster = cluster.resized(workers)
-    for rank in range(cluster.workers):
-        if cluster.join_at(rank) is not None:
-            raise WorldError(
-                f"worker {rank} joins during the run, which this version cannot do yet: "
-                "remove the join event, or start with all workers"
-            )
     city = _City(Clock(), cluster)
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
@@ -80,7 +75,8 @@ def run(
         world = VirtualWorld(city, worker, cluster, seed)
 
         def main(rank: int = rank, world: VirtualWorld = world) -> None:
-            results[rank] = function()
+            with suppress(WorkerLeft):
+                results[rank] = function()
             for thing in list(world.open):
                 thing.close()
 
@@ -133,7 +129,9 @@ class VirtualWorld(World):
         """Nothing to let go of; the clock sees to it that no activity outlives the run."""
 
     def fail(self, error: BaseException) -> None:
-        """Nothing to tell: the exception ends the whole run."""
+        """Tell the others, in case that the program catches the error and ends quietly."""
+        if not isinstance(error, WorkerLostError):
+            self.city.lose(self, f" ({type(error).__name__}: {error})")
 
 
 @dataclass
@@ -156,18 +154,20 @@ class _City:
     )
 
     def crash(self, world: VirtualWorld) -> None:
-        """End a worker; every other one learns of it one control latency later."""
-        if world.worker.tasks[0].done:
-            return
-        self.clock.kill(world.worker)
+        """End a worker where it stands."""
+        if not world.worker.tasks[0].done:
+            self.clock.kill(world.worker)
+            self.lose(world, "")
+
+    def lose(self, world: VirtualWorld, why: str) -> None:
+        """Have every other worker learn, one control latency later, that this one is gone."""
         moment = self.clock.now
 
         def told() -> None:
             for other in self.worlds:
-                if other.worker.alive:
+                if other is not world and other.worker.alive:
                     lost = WorkerLostError(
-                        f"worker {world.rank} was lost at virtual time {moment:g} s "
-                        f"(epoch {other.epoch}, {other.size} workers)",
+                        f"worker {world.rank} was lost at virtual time {moment:g} s{why}",
                         rank=world.rank,
                     )
                     self.clock.interrupt(other.worker, lost)

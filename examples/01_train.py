@@ -1,0 +1,38 @@
+"""Train a small network on handwritten digits. One script, three ways to run it:
+
+python examples/01_train.py
+torchrun --nproc-per-node 2 examples/01_train.py
+offbeat simulate examples/01_train.py --cluster uniform-8 --workers 64
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import offbeat
+from offbeat.lab import digits
+
+torch.manual_seed(0)
+torch.set_num_threads(1)  # so small a network gains nothing from more
+train_x, train_y, test_x, test_y = digits.split()
+train = TensorDataset(train_x, train_y)
+sampler = DistributedSampler(train, num_replicas=offbeat.world_size(), rank=offbeat.rank())
+loader = DataLoader(train, batch_size=4, sampler=sampler)
+
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+lr = 0.02 * offbeat.world_size() ** 0.5  # more workers, larger global batch, larger steps
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+with offbeat.attach(model, optimizer, offbeat.SyncSGD()) as dp:
+    for epoch in range(8):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+if offbeat.rank() == 0:
+    accuracy = (model(test_x).argmax(dim=1) == test_y).float().mean().item()
+    stats = dp.stats()
+    print(f"workers {dp.world_size}   rounds {stats.rounds}   test accuracy {accuracy:.1%}")
+    print(f"worker 0 computed for {stats.utilization:.0%} of its time")

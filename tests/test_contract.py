@@ -1,0 +1,104 @@
+"""What every algorithm promises, in both worlds, from one table.
+
+A new algorithm gets a row here. The promises:
+
+- with no slow worker and everyone in every round it equals plain synchronous SGD, bit for bit
+  where the order of additions allows it;
+- replicas are bit-identical at the end, whatever the cluster does;
+- no gradient is lost: computed = applied + pending + dropped, at the end with nothing pending;
+- nobody hangs when workers have unequal amounts of data, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from nets import close, plain, same, train
+
+import offbeat
+from offbeat.clusters import Cluster
+from offbeat.testing import processes
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One algorithm with its settings, and the settings that make it synchronous."""
+
+    make: Callable[[int], offbeat.Algorithm]
+    """For a number of workers."""
+    synchronous: Callable[[int], offbeat.Algorithm]
+
+
+ALGORITHMS: dict[str, Contract] = {
+    "sync": Contract(lambda _: offbeat.SyncSGD(), lambda _: offbeat.SyncSGD()),
+    "sync-no-overlap": Contract(
+        lambda _: offbeat.SyncSGD(overlap=False), lambda _: offbeat.SyncSGD(overlap=False)
+    ),
+    "sync-accumulate": Contract(
+        lambda _: offbeat.SyncSGD(micro_batches=2), lambda _: offbeat.SyncSGD()
+    ),
+}
+
+CLUSTERS = ["uniform-8", "two-slow-of-eight", "noisy-neighbours-16", "eager-cifar-8", "changing-8"]
+
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def _uneven(rank: int) -> int:
+    return (7, 3, 0, 5, 6, 1, 4, 2)[rank % 8]
+
+
+def _kept(results: list[Any], steps: Callable[[int], int]) -> None:
+    for rank, (trajectory, stats) in enumerate(results):
+        assert same(trajectory[-1], results[0][0][-1])
+        assert stats.replicas_identical
+        assert stats.steps == steps(rank)
+        assert stats.pending_samples == 0
+        assert stats.computed_samples == stats.applied_samples + stats.dropped_samples
+
+
+@every_algorithm
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_without_a_slow_worker_it_equals_synchronous_sgd(name: str, workers: int) -> None:
+    algorithm = ALGORITHMS[name].synchronous(workers)
+    run = offbeat.run(lambda: train(algorithm=algorithm), Cluster.uniform(workers))
+    for trajectory, _ in run.results:
+        for mine, expected in zip(trajectory, plain(workers), strict=True):
+            # One or two contributions have one sum; of more, the order decides the last bit.
+            assert same(mine, expected) if workers <= 2 else close(mine, expected)
+
+
+@every_algorithm
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_nothing_is_lost_and_replicas_are_identical_on_any_cluster(name: str, cluster: str) -> None:
+    algorithm = ALGORITHMS[name].make(Cluster.load(cluster).workers)
+    run = offbeat.run(lambda: train(algorithm=algorithm, steps=_uneven), cluster, seed=5)
+    _kept(run.results, _uneven)
+
+
+@every_algorithm
+def test_a_run_is_deterministic(name: str) -> None:
+    algorithm = ALGORITHMS[name].make(8)
+    first, again = (
+        offbeat.run(lambda: train(algorithm=algorithm), "two-slow-of-eight", seed=1)
+        for _ in range(2)
+    )
+    assert first.seconds == again.seconds
+    assert same(first.results[3][0][-1], again.results[3][0][-1])
+
+
+def _train_all(workers: int) -> dict[str, Any]:
+    return {
+        name: train(algorithm=contract.make(workers), steps=_uneven)
+        for name, contract in ALGORITHMS.items()
+    }
+
+
+@pytest.mark.real
+def test_the_same_holds_on_real_processes() -> None:
+    ended = processes(_train_all, 3, 3)
+    for name in ALGORITHMS:
+        _kept([each.result[name] for each in ended], _uneven)

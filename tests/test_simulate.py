@@ -1,0 +1,283 @@
+"""`offbeat simulate` and `offbeat clusters`: what they promise to the user of a script."""
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli import app
+from offbeat.clusters import Cluster, named
+from offbeat.lab.simulate import Simulation, simulate
+
+TRAIN = """
+import sys
+import torch
+import offbeat
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with offbeat.attach(model, optimizer) as dp:
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """A script of the user."""
+    path = folder / "train.py"
+    path.write_text(dedent(text))
+    return path
+
+
+def offbeat_command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def simulated(script: Path, *arguments: str | Path) -> Result:
+    return offbeat_command("simulate", script, "--cluster", "uniform-8", *arguments)
+
+
+# ---------------------------------------------------------------- the script
+
+
+def test_every_worker_runs_the_script_and_worker_0_is_heard(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import offbeat
+        assert __name__ == "__main__"
+        print(f"{offbeat.rank()} of {offbeat.world_size()}")
+        """,
+    )
+    result = simulated(script)
+    assert result.exit_code == 0, result.output
+    assert "0 of 8\n" in result.stdout
+    assert "1 of 8" not in result.stdout
+
+
+def test_verbose_shows_whole_lines_behind_their_ranks(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        TRAIN + 'print("one", end=" "); print("line"); sys.stderr.write("no end")',
+    )
+    result = simulated(script, "--workers", "3", "--verbose")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("[0] one line\n[1] one line\n[2] one line\n")
+    assert result.stderr == "[0] no end\n[1] no end\n[2] no end\n"
+
+
+def test_a_script_finds_its_arguments_its_file_and_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "a_neighbour_of_train.py").write_text("word = 'hello'")
+    script = written(
+        tmp_path,
+        "import sys, a_neighbour_of_train; print(a_neighbour_of_train.word, *sys.argv, __file__)",
+    )
+    result = simulated(script, "--workers", "2", "--", "--epochs", "3")
+    assert f"hello {script} --epochs 3 {script}\n" in result.stdout
+
+
+def test_workers_do_not_share_the_script_s_globals(tmp_path: Path) -> None:
+    script = written(
+        tmp_path, "import offbeat\nmine = offbeat.rank()" + TRAIN + "assert mine == offbeat.rank()"
+    )
+    assert simulate(script, Cluster.uniform(4)).error is None
+
+
+def test_classes_of_the_script_can_be_pickled_on_every_worker(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import pickle
+        class Settings:
+            pass
+        """
+        + TRAIN.replace("\n", "\n        ")
+        + """
+        assert type(pickle.loads(pickle.dumps(Settings()))) is Settings
+        """,
+    )
+    assert simulate(script, Cluster.uniform(3)).error is None
+
+
+def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
+    before = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
+    assert simulate(written(tmp_path, TRAIN), Cluster.uniform(2)).error is None
+    assert simulate(written(tmp_path, "1 / 0"), Cluster.uniform(2)).error is not None
+    after = sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+def test_what_is_not_closed_is_closed_at_the_end_of_the_script(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import offbeat, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dp = offbeat.attach(model, optimizer)
+        for step in range(offbeat.rank()):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+        """,
+    )
+    simulation = simulate(script, Cluster.uniform(3, step_s=1.0))
+    assert simulation.error is None
+    assert simulation.virtual_s == 2.0
+    assert simulation.shares == {0: 0.0, 1: 0.5, 2: 1.0}
+
+
+# ---------------------------------------------------------------- its end
+
+
+def test_the_summary_says_who_waited(tmp_path: Path) -> None:
+    cluster = tmp_path / "mine.toml"
+    cluster.write_text("workers = 3\nspeed = [1, 1, 0.5]\n[compute]\nstep_s = 1\n")
+    result = offbeat_command("simulate", written(tmp_path, TRAIN), "--cluster", cluster)
+    assert result.exit_code == 0, result.output
+    assert "3 (mine)" in result.stdout
+    assert "8.000 virtual seconds" in result.stdout
+    assert " events" in result.stdout
+    assert " 50 % of the time: workers 0 to 1\n" in result.stdout
+    assert "100 % of the time: worker 2" in result.stdout
+
+
+def test_the_summary_of_many_unlike_workers_names_the_extremes() -> None:
+    shares = {rank: (rank * 37 % 100) / 100 for rank in range(100)}
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(Simulation(Path("train.py"), "mine", 100, shares=shares).summary())
+    lines = [line.strip() for line in captured.get().splitlines()[3:]]
+    assert len(lines) == 3
+    assert lines[0].endswith("0 % of the time: worker 0")
+    assert lines[2].endswith("99 % of the time: worker 27")
+
+
+def test_a_script_that_attaches_nothing_is_told_why_no_time_has_passed(tmp_path: Path) -> None:
+    result = simulated(written(tmp_path, "print('hello')"))
+    assert result.exit_code == 0
+    assert "virtual time passes only inside offbeat.attach()" in result.stdout
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    script = written(tmp_path, TRAIN + "print(model.weight.tolist())")
+    cluster = Cluster.load("noisy-neighbours-16")
+
+    def figures(seed: int) -> tuple[float, int, dict[int, float]]:
+        simulation = simulate(script, cluster, seed=seed)
+        assert simulation.error is None
+        return simulation.virtual_s, simulation.events, simulation.shares
+
+    assert figures(1) == figures(1)
+    assert figures(1) != figures(2)
+
+
+@pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
+def test_exit_without_a_status_ends_its_worker_quietly(tmp_path: Path, leave: str) -> None:
+    script = written(tmp_path, TRAIN + f"if dp.rank == 1: {leave}\nprint('the end')")
+    result = simulated(script, "--workers", "3", "--verbose")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("[0] the end\n[2] the end\n")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("status", "shown"), [("3", "3"), ("'no data'", "no data")])
+def test_exit_with_a_status_is_an_error(tmp_path: Path, status: str, shown: str) -> None:
+    result = simulated(written(tmp_path, TRAIN + f"if dp.rank == 1: sys.exit({status})"))
+    assert result.exit_code == 1
+    assert f"SystemExit: {shown}\nin worker 1 at virtual time " in result.stderr
+
+
+def test_an_error_shows_the_user_s_frames_the_rank_and_the_virtual_time(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        TRAIN.replace("torch.ones(3, 2)", "torch.ones(3, 5 if (step, dp.rank) == (2, 1) else 2)"),
+    )
+    cluster = tmp_path / "mine.toml"
+    cluster.write_text("workers = 2\n[compute]\nstep_s = 1\n")
+    result = offbeat_command("simulate", script, "--cluster", cluster)
+    assert result.exit_code == 1
+    head, frame, *_ = result.stderr.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert frame == f'  File "{script}", line 11, in <module>'
+    assert result.stderr.count("File ") == 1
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in result.stderr
+    assert result.stderr.endswith("in worker 1 at virtual time 2 s\n")
+
+    result = offbeat_command("simulate", script, "--cluster", cluster, "--verbose")
+    assert result.stderr.count("File ") > 3
+
+
+def test_the_causes_of_an_error_are_shown_without_foreign_frames(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import json
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise RuntimeError("no settings") from error
+        """,
+    )
+    result = simulated(script)
+    assert result.exit_code == 1
+    assert "JSONDecodeError" in result.stderr
+    assert "RuntimeError: no settings" in result.stderr
+    assert result.stderr.count("File ") == result.stderr.count(f'File "{script}"') == 2
+
+
+def test_a_script_that_is_not_python_is_shown_where(tmp_path: Path) -> None:
+    result = simulated(written(tmp_path, "def train(:"))
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    assert "line 1\n    def train(:\n" in result.stderr
+    assert "SyntaxError" in result.stderr
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_an_unknown_cluster_is_refused_with_a_guess(tmp_path: Path) -> None:
+    result = offbeat_command("simulate", written(tmp_path, TRAIN), "--cluster", "unifrom-8")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("unifrom-8: neither a file nor a cluster that ships with")
+    assert "did you mean uniform-8?" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_cluster_that_cannot_be_resized_is_refused(tmp_path: Path) -> None:
+    script = written(tmp_path, TRAIN)
+    result = offbeat_command("simulate", script, "--cluster", "two-slow-of-eight", "--workers", "1")
+    assert result.exit_code == 2
+    assert result.stderr == "two-slow-of-eight resized to 1 workers: needs at least 2\n"
+
+
+def test_a_missing_script_is_refused(tmp_path: Path) -> None:
+    result = simulated(tmp_path / "none.py")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{tmp_path / 'none.py'}: there is no such script; give the path of a Python file\n"
+    )
+
+
+def test_clusters_lists_what_ships_with_offbeat() -> None:
+    result = offbeat_command("clusters")
+    assert result.exit_code == 0
+    for name in named():
+        assert f"\n{name} " in result.stdout
+
+
+def test_clusters_describes_one() -> None:
+    result = offbeat_command("clusters", "two-slow-of-eight")
+    assert result.stdout == Cluster.load("two-slow-of-eight").describe() + "\n"
+    assert offbeat_command("clusters", "no-such-cluster").exit_code == 2
+
+
+def test_the_version_is_the_package_s() -> None:
+    assert offbeat_command("--version").stdout == f"offbeat {offbeat.__version__}\n"
