@@ -2,20 +2,24 @@
 
 For each model all contestants live in the same two processes and take turns: a block of DDP steps,
 a block of SyncSGD steps, and so on, in an order that changes with every turn. The ratio is taken
-within a turn, and the median over turns is reported with its quartiles. Memory is the peak of
-tensor bytes alive during a step, beyond model and data, counted by torch's own profiler.
+within a turn, and the median over turns is reported with its quartiles. Memory is the highest
+resident size of a process that trains with one contestant alone, beyond that of a process that
+trains without any; the larger model only, since small ones drown in noise.
 
     python benchmarks/step_overhead.py [--quick] [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import common
 import torch
@@ -49,7 +53,10 @@ def conv() -> tuple[nn.Module, Tensor]:
             nn.ReLU(),
         ]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
-    return nn.Sequential(*layers), torch.randn(16, 3, 32, 32)
+    return nn.Sequential(*layers), torch.randn(8, 3, 32, 32)
+
+
+MODELS = {"mlp": mlp, "conv": conv}
 
 
 class Contestant:
@@ -61,8 +68,8 @@ class Contestant:
         self.y = torch.randint(0, 10, (len(self.x),))
         self.model = DistributedDataParallel(model) if name == "ddp" else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-        self.dp = None
-        if name != "ddp":
+        self.dp: offbeat.Attachment | None = None
+        if name not in ("ddp", "plain"):
             self.dp = offbeat.attach(model, self.optimizer, ALGORITHMS[name]())
 
     def step(self) -> None:
@@ -77,88 +84,92 @@ class Contestant:
             self.step()
         return (time.perf_counter() - began) / steps
 
-    def peak_bytes(self) -> int:
-        """Tensor bytes at the highest point of one step, above those held before it."""
-        with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
-            self.step()
-        alive = peak = 0
-        for event in profile._memory_profile().timeline if False else _allocations(profile):
-            alive += event
-            peak = max(peak, alive)
-        return peak
 
-
-def _allocations(profile: Any) -> list[int]:
-    events = profile.profiler.kineto_results.events()
-    found = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    return [size for _, size in sorted(found)]
-
-
-def held_bytes(contestant: Contestant) -> int:
-    """Bytes that synchronising holds between steps: buckets, beyond parameters and gradients."""
-    if contestant.dp is not None:
-        return sum(t.numel() * t.element_size() for t in contestant.dp._replica.flats.tensors)
-    return sum(p.numel() * p.element_size() for p in contestant.model.parameters())
-
-
-def race(out: Path, turns: int, block: int) -> None:
+def resident_bytes(name: str) -> None:
+    """Train alone for a few steps, and print the highest resident size of rank 0."""
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    contestant = Contestant(mlp, name)
+    for _ in range(10):
+        contestant.step()
+    if contestant.dp is not None:
+        contestant.dp.close()
+    if dist.get_rank() == 0:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        Path(os.environ["OFFBEAT_BENCHMARK_OUT"]).write_text(str(peak))
+    dist.destroy_process_group()
+
+
+def memory() -> dict[str, float]:
+    """Return the peak of resident bytes by contestant, beyond plain training."""
+    peaks = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ["plain", "ddp", *ALGORITHMS]:
+            os.environ["OFFBEAT_BENCHMARK_OUT"] = f"{folder}/{name}"
+            common.torchrun(__file__, 2, "--memory", name)
+            peaks[name] = float(Path(f"{folder}/{name}").read_text())
+    return {name: peak - peaks["plain"] for name, peak in peaks.items() if name != "plain"}
+
+
+def race(turns: int, block: int) -> None:
+    """Let all contestants take turns, and write the ratios of every turn."""
+    dist.init_process_group("gloo")
     ratios: dict[str, dict[str, list[float]]] = {}
-    memory: dict[str, dict[str, float]] = {}
-    for model, make in (("mlp", mlp), ("conv", conv)):
+    for model, make in MODELS.items():
         names = ["ddp", *ALGORITHMS]
         contestants = {name: Contestant(make, name) for name in names}
         for contestant in contestants.values():
             contestant.seconds(5)  # warm up; DDP rebuilds its buckets after the first step
         ratios[model] = {name: [] for name in ALGORITHMS}
+        steps_ms: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(turns):
             order = names[turn % len(names) :] + names[: turn % len(names)]
             took = {name: contestants[name].seconds(block) for name in order}
+            for name in names:
+                steps_ms[name].append(1e3 * took[name])
             for name in ALGORITHMS:
                 ratios[model][name].append(took[name] / took["ddp"])
-        peaks = {name: contestants[name].peak_bytes() for name in names}
-        memory[model] = {name: (peaks[name]) / peaks["ddp"] for name in ALGORITHMS}
-        if rank == 0:
-            steps_ms = {name: 1e3 * contestants[name].seconds(block) for name in names}
-        else:
-            steps_ms = {name: contestants[name].seconds(block) for name in names}
-        if rank == 0:
-            shown = ", ".join(f"{name} {ms:.1f} ms" for name, ms in steps_ms.items())
-            print(f"{model}: {shown} a step; peak bytes of a step {peaks}", flush=True)
+        if dist.get_rank() == 0:
+            shown = (f"{name} {statistics.median(ms):.1f}" for name, ms in steps_ms.items())
+            print(f"{model}: milliseconds a step: {', '.join(shown)}", flush=True)
         for contestant in contestants.values():
             if contestant.dp is not None:
                 contestant.dp.close()
-    if rank == 0:
-        for model, by_name in ratios.items():
-            for name, values in by_name.items():
-                print(
-                    f"{model:5} {name:6} step time over DDP {common.spread(values)}, "
-                    f"peak memory of a step over DDP {memory[model][name]:.2f}"
-                )
-        common.write(
-            None if str(out) == "-" else out,
-            {
-                "ratio": {
-                    model: {name: statistics.median(values) for name, values in by_name.items()}
-                    for model, by_name in ratios.items()
-                },
-                "ratios": ratios,
-                "memory_ratio": memory,
-            },
-        )
-    dist.barrier()
+    if dist.get_rank() == 0:
+        Path(os.environ["OFFBEAT_BENCHMARK_OUT"]).write_text(json.dumps(ratios))
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    arguments = common.options(__doc__.splitlines()[0]).parse_args()
+def main() -> None:
+    parser = common.options(__doc__.splitlines()[0])
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if "RANK" in os.environ:
-        race(
-            Path(os.environ["OFFBEAT_BENCHMARK_JSON"]),
-            turns=12 if arguments.quick else 40,
-            block=8 if arguments.quick else 15,
-        )
-    else:
-        os.environ["OFFBEAT_BENCHMARK_JSON"] = str(arguments.json or "-")
+        if arguments.memory:
+            resident_bytes(arguments.memory)
+        else:
+            race(*((10, 6) if arguments.quick else (40, 12)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "ratios"
+        os.environ["OFFBEAT_BENCHMARK_OUT"] = str(out)
         common.torchrun(__file__, 2, *(["--quick"] if arguments.quick else []))
+        ratios = json.loads(out.read_text())
+    figures = {
+        "ratio": {
+            model: {name: statistics.median(values) for name, values in by_name.items()}
+            for model, by_name in ratios.items()
+        },
+        "ratios": ratios,
+    }
+    if not arguments.quick:
+        figures["memory_beyond_plain_bytes"] = beyond = memory()
+        for name, extra in beyond.items():
+            print(f"memory beyond plain training, mlp: {name:18} {extra / 2**20:6.1f} MiB")
+    for model, by_name in ratios.items():
+        for name, values in by_name.items():
+            print(f"step time over DDP's: {model:5} {name:18} {common.spread(values)}")
+    common.write(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -128,18 +128,23 @@ class Replica:
         self.compute_began = self.world.now()
 
     def install(self, record: Record) -> bool:
-        """Put a record's mean into `.grad`, None where nobody had one; say whether it is finite."""
+        """Write a record's mean into `.grad`, None where nobody had one; say whether it is finite.
+
+        Into the gradients that are there: they neither alias the buckets, nor cost new memory.
+        """
+        if not all(_is_finite(tensor) for tensor in record.sum.tensors):
+            return False
         divisor = record.samples / self.pending.unit
-        for tensor in record.sum.tensors:
-            if divisor != 1.0:
-                tensor.div_(divisor)
-        finite = all(_is_finite(tensor) for tensor in record.sum.tensors)
-        if finite:
-            for parameter, view, used in zip(
-                self.parameters, record.sum.views, record.used, strict=True
-            ):
-                parameter.grad = view.to(parameter.dtype) if used else None
-        return finite
+        for parameter, view, used in zip(
+            self.parameters, record.sum.views, record.used, strict=True
+        ):
+            if not used:
+                parameter.grad = None
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            torch.div(view, divisor, out=parameter.grad)
+        return True
 
     def blame(self) -> tuple[int | None, str]:
         """Find, with everybody, the rank and parameter that made a round not finite."""
@@ -174,8 +179,6 @@ class Replica:
                     f"the gradient of {self.names[number]!r} is sparse: use sparse=False in the "
                     "embedding, or leave its parameters out of the optimizer"
                 )
-            if grad is view:  # the last mean, zeroed in place and added to
-                parameter.grad = grad = grad.clone()
             self._used[number] = True
             into.append(view)
             grads.append(grad)
