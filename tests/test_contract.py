@@ -40,6 +40,26 @@ ALGORITHMS: dict[str, Contract] = {
     "sync-accumulate": Contract(
         lambda _: offbeat.SyncSGD(micro_batches=2), lambda _: offbeat.SyncSGD()
     ),
+    **{
+        f"eager-{quorum}": Contract(
+            lambda _, quorum=quorum: offbeat.EagerSGD(quorum),  # type: ignore[misc]
+            lambda workers: offbeat.EagerSGD(workers),
+        )
+        for quorum in ("solo", "majority", "first:2", "last:2", 2, 0.6, "all")
+    },
+    "eager-drop": Contract(
+        lambda _: offbeat.EagerSGD("solo", late="drop"),
+        lambda _: offbeat.EagerSGD("all", late="drop"),
+    ),
+    "eager-bounded": Contract(
+        lambda _: offbeat.EagerSGD("solo", max_staleness_rounds=2),
+        lambda _: offbeat.EagerSGD("solo", max_staleness_rounds=0),
+    ),
+    "eager-workers": Contract(
+        lambda _: offbeat.EagerSGD("majority", average="workers"),
+        lambda _: offbeat.EagerSGD("all", average="workers"),
+    ),
+    "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
 CLUSTERS = ["uniform-8", "two-slow-of-eight", "noisy-neighbours-16", "eager-cifar-8", "changing-8"]

@@ -241,11 +241,10 @@ def _twice() -> None:
     before, sockets = sys.getswitchinterval(), []
     for _ in range(2):
         train(steps=2)
-        assert not dist.is_initialized()
         assert threading.active_count() == 1, threading.enumerate()
         assert sys.getswitchinterval() == before
         sockets.append(_sockets())
-    assert sockets[0] == sockets[1] <= 1, sockets  # the one of the job's own store
+    assert sockets[0] == sockets[1], sockets  # those of the job's own group and store
 
 
 def _sockets() -> int:

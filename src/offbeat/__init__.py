@@ -2,9 +2,10 @@
 
 from offbeat import errors
 from offbeat.algorithm import Algorithm
-from offbeat.algorithms import SyncSGD
+from offbeat.algorithms import EagerSGD, MSyncSGD, SyncSGD
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
+from offbeat.collectives import Partial, Record, partial_all_reduce
 from offbeat.stats import Stats
 from offbeat.worlds import Run, rank, run, world_size
 
@@ -14,11 +15,16 @@ __all__ = [
     "Algorithm",
     "Attachment",
     "Cluster",
+    "EagerSGD",
+    "MSyncSGD",
+    "Partial",
+    "Record",
     "Run",
     "Stats",
     "SyncSGD",
     "attach",
     "errors",
+    "partial_all_reduce",
     "rank",
     "run",
     "world_size",

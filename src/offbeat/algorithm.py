@@ -19,6 +19,9 @@ class Algorithm(ABC):
     def check(self, size: int) -> None:  # noqa: B027 - most settings fit any cluster
         """Raise ValueError if the settings do not fit a cluster of `size` workers."""
 
+    def start(self, replica: Replica) -> None:  # noqa: B027 - most need nothing
+        """The worker has been attached: open what the rounds need."""
+
     def reduces_next(self, replica: Replica) -> bool:
         """Say whether the backward pass at hand completes this worker's part of the round.
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict
 from typing import Any, Literal, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ from offbeat.clusters import Cluster
 from offbeat.collectives import Record, agree
 from offbeat.collectives.layout import BUCKET_BYTES
 from offbeat.errors import DetachedError, NonFiniteGradientError, WorkerLeft
-from offbeat.replica import Pending, Replica
+from offbeat.replica import Replica, broadcast
 from offbeat.stats import Stats
 from offbeat.worlds import World, enter_world, leave_world
 
@@ -128,8 +127,9 @@ class Attachment:
             world, f"attach-{number}", optimizer, names, parameters, bucket_bytes
         )
         self._replica.overlap.reduces_next = self._reduces_next
-        self._channel = world.channel(f"attach-{number}-model")
-        self._broadcast([*model.parameters(), *parameters, *model.buffers()])
+        self._channel = self._replica.models
+        broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
+        algorithm.start(self._replica)
 
         if (old := _attachments.get(optimizer)) is not None:
             old.detach()
@@ -179,7 +179,7 @@ class Attachment:
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
-        return self._stats.copy(pending_samples=self._replica.pending.samples)
+        return self._stats.copy(dropped_samples=self._replica.dropped_samples)
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
@@ -206,10 +206,7 @@ class Attachment:
             "rank": self._world.rank,
             "round": replica.round,
             "step": replica.step,
-            "pending": asdict(replica.pending),
-            "gradients": [tensor.clone() for tensor in replica.flats.tensors]
-            if replica.pending.micro_batches
-            else [],
+            "pile": replica.pile.state_dict(),
             "memory": deepcopy(replica.memory),
             "overlap": replica.overlap.on,
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
@@ -235,9 +232,7 @@ class Attachment:
                 )
         replica.round = state["round"]
         replica.step = state["step"]
-        replica.pending = Pending(**state["pending"])
-        for tensor, saved in zip(replica.flats.tensors, state["gradients"], strict=False):
-            tensor.copy_(saved)
+        replica.pile.load_state_dict(state["pile"])
         replica.memory = deepcopy(state["memory"])
         replica.overlap.on = state["overlap"]
         if self._scheduler is not None and state["scheduler"] is not None:
@@ -309,7 +304,7 @@ class Attachment:
         stats.steps += 1
         stats.computed_samples += replica.samples
         if not self._unscaled():
-            stats.dropped_samples += replica.samples
+            replica.dropped_samples += replica.samples
             replica.clear_gradients()
             return
         self._rounds = self.algorithm.step(replica)
@@ -351,14 +346,13 @@ class Attachment:
     def _applied(self) -> None:
         record, self._record = self._record, None
         assert record is not None
-        self._stats.applied_samples += self._replica.pending.samples
         self._stats.note(record, self._world.now())
         self._replica.applied()
         if self._scheduler is not None:
             self._scheduler.step()
 
     def _not_finite(self, record: Record) -> None:
-        rank, parameter = self._replica.blame()
+        rank, parameter = self._replica.blame(record)
         if self._nonfinite == "raise":
             whose = (
                 f"the gradient of {parameter!r} on worker {rank}"
@@ -373,7 +367,7 @@ class Attachment:
                 parameter=parameter,
             )
         self._stats.skipped_rounds += 1
-        self._stats.dropped_samples += self._replica.pending.samples
+        self._replica.dropped_samples += record.samples_by_rank[self.rank]
         self._replica.applied()
 
     def _unscaled(self) -> bool:
@@ -406,15 +400,6 @@ class Attachment:
                 "it was attached: add param groups before attach()"
             )
 
-    def _broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Take over worker 0's values."""
-        for tensor in {id(tensor): tensor for tensor in tensors}.values():
-            if tensor.numel():
-                flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-                self._channel.broadcast(flat, source=0).wait()
-                with torch.no_grad():
-                    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
-
     def _average_buffers(self) -> None:
         """Running statistics see only their own worker's data: take the mean over workers."""
         for buffer in self._model.buffers():
@@ -422,7 +407,8 @@ class Attachment:
                 mean = buffer.detach().contiguous().clone()
                 self._channel.all_reduce(mean).wait()
                 buffer.copy_(mean.div_(self._world.size))
-        self._broadcast([b for b in self._model.buffers() if not b.is_floating_point()])
+        counts = [buffer for buffer in self._model.buffers() if not buffer.is_floating_point()]
+        broadcast(self._channel, counts)
 
     def _end(self) -> None:
         self._closed = True

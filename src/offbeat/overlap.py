@@ -57,7 +57,7 @@ class Overlap:
         """Say whether a gradient differs from what its bucket took along."""
         parameters = self._replica.parameters
         return self.launched and (
-            self._replica.pending.micro_batches == 0  # backward without a step, then leaving
+            self._replica.pile.micro_batches == 0  # backward without a step, then leaving
             or self._replica.samples != self._taken_samples
             or any(
                 parameters[number].grad is not grad or not _is_unwritten(grad)
@@ -72,10 +72,9 @@ class Overlap:
         """
         self.on = False
         replica = self._replica
-        pending = replica.pending.micro_batches
-        replica.pending.micro_batches = 0
-        replica.gather(range(len(replica.parameters)), nothing=pending == 0)
-        replica.pending.micro_batches = pending
+        micro_batches, replica.pile.micro_batches = replica.pile.micro_batches, 0
+        replica.gather(range(len(replica.parameters)), nothing=micro_batches == 0)
+        replica.pile.micro_batches = micro_batches
 
     def finished(self) -> None:
         self._taken.clear()
@@ -118,4 +117,4 @@ class Overlap:
                 replica.parameters
             )
             moment = replica.compute_began + share * compute_s if compute_s else None
-            replica.full.launch(replica.flats, moment)
+            replica.full.launch(replica.pile.flats, moment)

@@ -1,39 +1,35 @@
 """One worker's replica: its gradients on their way from backward() into a round.
 
-This is what an algorithm sees of a worker. `accumulate` takes the micro-batch that was just
-computed; `all_reduce` makes a round of what has been accumulated. Between the two lies `pending`:
-sums of gradient times samples that no round has taken yet.
+This is what an algorithm sees of a worker. A micro-batch that was computed goes onto the *pile*;
+a round takes the pile and gives back a record, which the algorithm yields to have it applied.
+
+    accumulate, all_reduce            rounds that wait for everyone (SyncSGD)
+    contribute, results, serve        rounds that start with a quorum (EagerSGD and relatives)
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from struct import pack
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.collectives import Contribution, FullAllReduce, Layout, Record
+from offbeat.collectives import (
+    Arrival,
+    Contribution,
+    FullAllReduce,
+    Layout,
+    PartialAllReduce,
+    Pile,
+    Record,
+)
 from offbeat.errors import GradientError
 from offbeat.overlap import Overlap
-from offbeat.worlds import World
-
-
-@dataclass
-class Pending:
-    """What has been accumulated and not yet given to a round."""
-
-    samples: float = 0.0
-    micro_batches: int = 0
-    unit: float = 1.0
-    """The samples that count as weight 1. A worker alone takes its first micro-batch's, so that
-    weighing and dividing change no bit of a lone gradient."""
-    bad_parameter: int | None = None
-    """The first one whose gradient was NaN or infinite in an earlier micro-batch."""
+from offbeat.worlds import Channel, World
 
 
 class Replica:
@@ -50,23 +46,27 @@ class Replica:
     ) -> None:
         self.world = world
         self.round = 0
+        """Rounds that this replica knows of: all that came before are in its parameters."""
         self.step = 0
-        self.pending = Pending()
+        self.dropped_samples = 0.0
         self.memory: dict[str, Any] = {}
         """What the algorithm remembers between steps; goes into checkpoints."""
         self.names = tuple(names)
         self.parameters = tuple(parameters)
-        self.flats = (layout := Layout(names, parameters, bucket_bytes)).empty()
-        self.layout = layout
-        self.full = FullAllReduce(world, name, layout)
+        self.layout = Layout(names, parameters, bucket_bytes)
+        self.pile = Pile(self.layout)
+        self.full = FullAllReduce(world, name)
         self.overlap = Overlap(self)
         self.compute_began = world.now()
+        self._name = name
+        self.models = world.channel(f"{name}-models")
         self._optimizer = optimizer
+        self._partial: PartialAllReduce | None = None
+        self._weighs = True
         self._declared_samples = 0.0
         self._charged_samples = 0.0
-        self._used = [False] * len(parameters)
 
-    # --- what an algorithm calls -----------------------------------------------------------
+    # --- what an algorithm calls: rounds of everyone ---------------------------------------
 
     @property
     def samples(self) -> float:
@@ -74,35 +74,98 @@ class Replica:
         return self._declared_samples or 1.0
 
     def accumulate(self) -> None:
-        """Take the gradients of the micro-batch that was just computed."""
+        """Put the gradients of the micro-batch that was just computed onto the pile."""
         if not self.overlap.launched:
             self.gather(range(len(self.parameters)))
-            if self.pending.micro_batches or not self.overlap.reduces_next():
+            if self.pile.micro_batches or not self.overlap.reduces_next():
                 # These gradients will be gone when the round finds that it is not finite.
-                self.pending.bad_parameter = self._bad_parameter()
-        self.pending.samples += self.samples
-        self.pending.micro_batches += 1
+                self.pile.bad_parameter = self._bad_parameter(self.pile)
+        self._count(self.pile)
 
     def all_reduce(self, leaving: bool = False) -> Record | None:
-        """Make a round of what all workers have pending; None if all of them are leaving."""
+        """Make a round of everyone's pile; None if all are leaving and nobody has one."""
         if self.overlap.launched:
             self.gather(self.overlap.not_launched())
-        elif not self.pending.micro_batches:
+        elif not self.pile.micro_batches:
             self.gather(range(len(self.parameters)), nothing=True)
-        mine = Contribution(
-            samples=self.pending.samples,
-            used=self._used,
-            learning_rates=self._learning_rates(),
-            changed=self.overlap.changed(),
-            leaving=leaving,
-        )
-        record = self.full.finish(self.round, self.flats, mine, self.overlap.refill)
+        mine = Contribution(self.learning_rates(), self.overlap.changed(), leaving)
+        record = self.full.finish(self.round, self.pile, mine, self.overlap.refill)
         self.overlap.finished()
-        if record is None:
-            return None
-        self._used = [False] * len(self._used)
-        self.round += 1
+        if record is not None:
+            self.round += 1
         return record
+
+    # --- what an algorithm calls: rounds of a quorum ---------------------------------------
+
+    def open_partial(
+        self,
+        quorum: str | int | float,
+        *,
+        average: Literal["samples", "workers"] = "samples",
+        max_staleness_rounds: int | None = None,
+        full_every: int | None = None,
+    ) -> None:
+        """Have rounds start with a quorum, from now on."""
+        self._weighs = average == "samples"
+        self._partial = PartialAllReduce(
+            self.world,
+            self._name,
+            self.layout,
+            quorum,
+            max_staleness_rounds=max_staleness_rounds,
+            divisor=average,
+            full_every=full_every,
+        )
+
+    def contribute(self, *, drop_late: bool = False) -> Arrival:
+        """Put the gradients of the micro-batch onto the pile and arrive; does not wait."""
+        arrival = self._rounds.contribute(
+            self._pile_up, learning_rates=self.learning_rates(), drop_late=drop_late
+        )
+        if arrival == "dropped":
+            self.dropped_samples += self.samples
+        return arrival
+
+    def results(self) -> Iterator[Record]:
+        """Wait, if this worker was on time; then every round that it does not know of, in order."""
+        return self._known(self._rounds.results())
+
+    def serve(self) -> Iterator[Record]:
+        """Leave: every round of the others, until all have left."""
+        return self._known(self._rounds.leave())
+
+    def newest(self, records: Iterator[Record]) -> Iterator[Record]:
+        """Only the last of the rounds at hand: those before it are overwritten, as in the paper."""
+        for record in records:
+            if not self._rounds.more:
+                yield record
+
+    def copy_from_worker_0(self) -> None:
+        """Take over worker 0's parameters and optimizer state; everyone calls this."""
+        state = (value for each in self._optimizer.state.values() for value in each.values())
+        tensors = [*self.parameters, *(value for value in state if isinstance(value, Tensor))]
+        broadcast(self.models, tensors)
+
+    @property
+    def _rounds(self) -> PartialAllReduce:
+        assert self._partial is not None, "open_partial() comes first"
+        return self._partial
+
+    def _known(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            self.round += 1
+            if record.samples:
+                yield record
+
+    def _pile_up(self, pile: Pile) -> None:
+        self.pile = pile
+        self.gather(range(len(self.parameters)))
+        pile.bad_parameter = self._bad_parameter(pile)
+        self._count(pile)
+
+    def _count(self, pile: Pile) -> None:
+        pile.samples += self.samples
+        pile.micro_batches += 1
 
     # --- what attach calls -----------------------------------------------------------------
 
@@ -132,9 +195,11 @@ class Replica:
 
         Into the gradients that are there: they neither alias the buckets, nor cost new memory.
         """
-        if not all(_is_finite(tensor) for tensor in record.sum.tensors):
+        if self._partial is None:
+            if not all(_is_finite(tensor) for tensor in record.sum.tensors):
+                return False
+        elif record.bad is not None:
             return False
-        divisor = record.samples / self.pending.unit
         for parameter, view, used in zip(
             self.parameters, record.sum.views, record.used, strict=True
         ):
@@ -143,34 +208,42 @@ class Replica:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            torch.div(view, divisor, out=parameter.grad)
+            torch.div(view, record.divisor, out=parameter.grad)
         return True
 
-    def blame(self) -> tuple[int | None, str]:
+    def blame(self, record: Record) -> tuple[int | None, str]:
         """Find, with everybody, the rank and parameter that made a round not finite."""
-        bad = self.pending.bad_parameter
-        named = self.full.name_the_first(self._bad_parameter() if bad is None else bad)
+        named = record.bad
+        if self._partial is None:
+            named = self.full.name_the_first(self._bad_parameter(self.pile))
         return (None, "") if named is None else (named[0], self.names[named[1]])
 
     def applied(self) -> None:
-        """The round that this worker's pending gradients went into is done with."""
-        self.pending = Pending()
+        """The round that took this worker's pile is done with."""
+        if self._partial is None:
+            self.pile.clear()
 
     def clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
-    # --- gradients into buckets ------------------------------------------------------------
+    def learning_rates(self) -> float:
+        """A fingerprint of the optimizer's learning rates; never 0."""
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
+        return float(zlib.crc32(pack(f"{len(rates)}d", *rates)) + 1)
+
+    # --- gradients onto the pile -----------------------------------------------------------
 
     def gather(self, numbers: Sequence[int], nothing: bool = False) -> None:
-        """Add `.grad` of these parameters, times samples, to what is pending."""
-        if not self.pending.micro_batches and self.world.size == 1:
-            self.pending.unit = self.samples
-        weight = self.samples / self.pending.unit
+        """Add `.grad` of these parameters, times samples, to the pile."""
+        pile = self.pile
+        if not pile.micro_batches and self.world.size == 1 and self._weighs:
+            pile.unit = self.samples
+        weight = self.samples / pile.unit if self._weighs else 1.0
         into, grads, without = [], [], []
         for number in numbers:
-            view, parameter = self.flats.views[number], self.parameters[number]
-            grad = None if nothing else parameter.grad
+            view = pile.flats.views[number]
+            grad = None if nothing else self.parameters[number].grad
             if grad is None:
                 without.append(view)
                 continue
@@ -179,10 +252,10 @@ class Replica:
                     f"the gradient of {self.names[number]!r} is sparse: use sparse=False in the "
                     "embedding, or leave its parameters out of the optimizer"
                 )
-            self._used[number] = True
+            pile.used[number] = True
             into.append(view)
             grads.append(grad)
-        if self.pending.micro_batches:
+        if pile.micro_batches:
             if into:
                 wide = [grad.to(view.dtype) for grad, view in zip(grads, into, strict=True)]
                 torch._foreach_add_(into, wide, alpha=weight)
@@ -199,19 +272,27 @@ class Replica:
         samples = self._declared_samples - self._charged_samples
         return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
 
-    def _bad_parameter(self) -> int | None:
+    def _bad_parameter(self, pile: Pile) -> int | None:
+        if pile.bad_parameter is not None:
+            return pile.bad_parameter
         return next(
             (
                 number
                 for number, parameter in enumerate(self.parameters)
-                if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
+                if parameter.grad is not None and not _is_finite(parameter.grad)
             ),
-            self.pending.bad_parameter,
+            None,
         )
 
-    def _learning_rates(self) -> float:
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
-        return float(zlib.crc32(pack(f"{len(rates)}d", *rates)))
+
+def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Take over worker 0's values, whatever their type."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.numel():
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            channel.broadcast(flat, source=0).wait()
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -24,7 +24,7 @@ class RoundStats:
 class Stats:
     """Totals of one worker since it was attached, and its latest rounds.
 
-    `computed_samples == applied_samples + pending_samples + dropped_samples`, at any moment.
+    What was computed and is neither applied nor dropped is pending: no gradient gets lost.
     """
 
     rank: int
@@ -37,7 +37,6 @@ class Stats:
     """Seconds inside `optimizer.step()` and the join that were neither compute nor update."""
     computed_samples: float = 0.0
     applied_samples: float = 0.0
-    pending_samples: float = 0.0
     dropped_samples: float = 0.0
     staleness: Counter[int] = field(default_factory=Counter)
     """How many rounds had which staleness."""
@@ -50,11 +49,16 @@ class Stats:
         """The share of its time that this worker has computed."""
         return self.compute_s / total if (total := self.compute_s + self.wait_s) else 1.0
 
-    def copy(self, pending_samples: float) -> Stats:
+    @property
+    def pending_samples(self) -> float:
+        """What this worker has computed that no applied round holds yet."""
+        return self.computed_samples - self.applied_samples - self.dropped_samples
+
+    def copy(self, dropped_samples: float) -> Stats:
         """Return these totals as they are now."""
         return replace(
             self,
-            pending_samples=pending_samples,
+            dropped_samples=dropped_samples,
             staleness=Counter(self.staleness),
             history=self.history.copy(),
         )
@@ -62,6 +66,7 @@ class Stats:
     def note(self, record: Record, ended_s: float) -> None:
         """Count a round that was applied."""
         self.rounds += 1
+        self.applied_samples += record.samples_by_rank[self.rank]
         self.staleness[record.staleness_rounds] += 1
         self.history.append(
             RoundStats(

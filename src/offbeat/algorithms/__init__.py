@@ -1,5 +1,7 @@
 """One paper, one file."""
 
+from offbeat.algorithms.eager import EagerSGD
+from offbeat.algorithms.msync import MSyncSGD
 from offbeat.algorithms.sync import SyncSGD
 
-__all__ = ["SyncSGD"]
+__all__ = ["EagerSGD", "MSyncSGD", "SyncSGD"]

@@ -43,7 +43,7 @@ class SyncSGD(Algorithm):
 
     def step(self, replica: Replica) -> Iterator[Record]:
         replica.accumulate()
-        if replica.pending.micro_batches == self.micro_batches:
+        if replica.pile.micro_batches == self.micro_batches:
             record = replica.all_reduce()
             assert record is not None, "a round with a worker that is not leaving"
             yield record

@@ -3,6 +3,23 @@
 from offbeat.collectives.agreement import agree
 from offbeat.collectives.full import Contribution, FullAllReduce
 from offbeat.collectives.layout import Flats, Layout
+from offbeat.collectives.partial import Arrival, PartialAllReduce
+from offbeat.collectives.pile import Pile
+from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record
+from offbeat.collectives.standalone import Partial, partial_all_reduce
 
-__all__ = ["Contribution", "Flats", "FullAllReduce", "Layout", "Record", "agree"]
+__all__ = [
+    "Arrival",
+    "Contribution",
+    "Flats",
+    "FullAllReduce",
+    "Layout",
+    "Partial",
+    "PartialAllReduce",
+    "Pile",
+    "Quorum",
+    "Record",
+    "agree",
+    "partial_all_reduce",
+]

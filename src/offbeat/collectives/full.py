@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.collectives.layout import Flats, Layout
+from offbeat.collectives.layout import Flats
+from offbeat.collectives.pile import Pile
 from offbeat.collectives.record import Record
 from offbeat.errors import DisagreementError
 from offbeat.worlds.base import Work, World
@@ -27,10 +28,8 @@ from offbeat.worlds.base import Work, World
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one worker says of its part in a round."""
+    """What one worker says of its part in a round, beyond what its pile says."""
 
-    samples: float
-    used: list[bool]
     learning_rates: float
     """A fingerprint: replicas that step differently must not be averaged silently."""
     changed: bool
@@ -41,10 +40,9 @@ class Contribution:
 class FullAllReduce:
     """The synchronous collective over one layout."""
 
-    def __init__(self, world: World, name: str, layout: Layout) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self._world = world
         self._channel = world.channel(name)
-        self._layout = layout
         self._works: list[Work] = []
 
     @property
@@ -58,19 +56,19 @@ class FullAllReduce:
         self._works.append(self._channel.all_reduce(tensor, not_before=not_before))
 
     def finish(
-        self, round: int, flats: Flats, mine: Contribution, refill: Callable[[], None]
+        self, round: int, pile: Pile, mine: Contribution, refill: Callable[[], None]
     ) -> Record | None:
         """Launch what is left and wait for all; None if everybody is leaving.
 
-        `refill` writes this worker's part into `flats` again, if a worker has changed its own.
+        `refill` writes this worker's part into the pile again, if a worker has changed its own.
         """
         world, size = self._world, self._world.size
         began = world.now()
-        header = self._header(mine)
-        self._reduce(flats, header)
+        header = self._header(pile, mine)
+        self._reduce(pile.flats, header)
         if header[-1].item() > 0:
             refill()
-            self._reduce(flats, torch.zeros_like(header))
+            self._reduce(pile.flats, torch.zeros_like(header))
         samples, rates = header[:size], header[size : 2 * size]
         if bool((rates != rates[0]).any()):
             odd = int((rates != rates[0]).nonzero()[0])
@@ -83,9 +81,9 @@ class FullAllReduce:
             return None
         return Record(
             round=round,
-            sum=flats,
-            samples=samples.sum().item(),
-            ranks=tuple(samples.nonzero().flatten().tolist()),
+            sum=pile.flats,
+            samples_by_rank=tuple(samples.tolist()),
+            divisor=samples.sum().item() / pile.unit,
             used=tuple((header[2 * size : -2] > 0).tolist()),
             waited_s=world.now() - began,
         )
@@ -107,11 +105,11 @@ class FullAllReduce:
             work.wait()
         self._works.clear()
 
-    def _header(self, mine: Contribution) -> torch.Tensor:
+    def _header(self, pile: Pile, mine: Contribution) -> torch.Tensor:
         """samples by rank | learning rates by rank | used by parameter | leaving | changed"""
         rank, size = self._world.rank, self._world.size
         by_rank = torch.zeros(2 * size, dtype=torch.float64)
-        by_rank[rank] = mine.samples
+        by_rank[rank] = pile.samples
         by_rank[size + rank] = mine.learning_rates
-        rest = [*mine.used, mine.leaving, mine.changed]
+        rest = [*pile.used, mine.leaving, mine.changed]
         return torch.cat([by_rank, torch.tensor(rest, dtype=torch.float64)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from offbeat.collectives.layout import Flats
 
 
@@ -13,15 +15,30 @@ class Record:
 
     round: int
     sum: Flats
-    """The sum of gradient times samples, in buffers that belong to the reader until it asks for
+    """The sum of gradient times samples, in buffers that are lent to the reader until it asks for
     the next round."""
-    samples: float
-    """The divisor that makes the sum a mean."""
-    ranks: tuple[int, ...]
-    """The workers that contributed."""
+    samples_by_rank: tuple[float, ...]
+    divisor: float
+    """What makes the sum a mean."""
     used: tuple[bool, ...]
     """By parameter: whether anybody had a gradient for it."""
-    waited_s: float
+    waited_s: float = 0.0
     """Seconds that this worker has waited for the round."""
     staleness_rounds: int = 0
     """Rounds that were applied between a gradient's parameters and its use; the oldest one's."""
+    bad: tuple[int, int] | None = None
+    """The first worker and its parameter whose gradient was found to be NaN or infinite."""
+
+    def mean(self) -> list[Tensor]:
+        """The sum over its divisor: new tensors, in the shapes that were contributed."""
+        return [view / self.divisor for view in self.sum.views]
+
+    @property
+    def samples(self) -> float:
+        """How many samples are in it."""
+        return sum(self.samples_by_rank)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The workers that contributed."""
+        return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)

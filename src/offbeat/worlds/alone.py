@@ -78,6 +78,9 @@ class _Control(base.Control):
             self._changed.wait_for(lambda: key in self._values)
             return self._values[key]
 
+    def wait(self, key: str) -> None:
+        self.get(key)
+
     def add(self, key: str, amount: int) -> int:
         self._world.check()
         with self._lock:

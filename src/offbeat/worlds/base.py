@@ -7,7 +7,7 @@ code above them cannot tell which. It never imports `torch.distributed`, `time` 
     who          rank, size, members, epoch
     when         now, sleep_until, compute_s
     background   spawn, condition
-    control      control.set / get / add / delete: small values that everybody sees
+    control      control.set / get / wait / add / delete: small values that everybody sees
     data         channel(...).all_reduce / broadcast / send / recv: native collectives
 
 Membership: `members` are the workers of this `epoch`, and `rank` counts among them. A channel and
@@ -81,6 +81,10 @@ class Control(ABC):
         """Block until somebody has set `key`."""
 
     @abstractmethod
+    def wait(self, key: str) -> None:
+        """Block until somebody has set `key`; cheaper than `get` where the value says nothing."""
+
+    @abstractmethod
     def add(self, key: str, amount: int) -> int:
         """Add to a shared counter, and return its new value: nobody else gets the same."""
 
@@ -144,7 +148,7 @@ class World(ABC):
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
         if cluster is not None:
-            if any(cluster.join_at(worker) is not None for worker in range(size)):
+            if any(event.kind == "join" for event in cluster.events):
                 raise ValueError(
                     f"cluster {cluster.name!r} has a worker join during the run, which this "
                     "version cannot do yet: remove the join event, or start with all workers"

@@ -20,6 +20,7 @@ blocked collectives have ended within 60 ms.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from contextlib import suppress
@@ -48,6 +49,7 @@ _OPS: dict[Op, Any] = {
 }
 Store = Any  # c10d's stores; torch's stubs know neither clone nor values of bytes
 _opened = 0
+_made_default_group = False
 
 
 def under_torchrun() -> bool:
@@ -61,21 +63,18 @@ class RealWorld(ThreadedWorld):
     def __init__(
         self, cluster: Cluster | None = None, seed: int = 0, time_out_s: float = 1800.0
     ) -> None:
-        global _opened
-        self._owns_default_group = not dist.is_initialized()
-        if self._owns_default_group:
+        global _opened, _made_default_group
+        if not dist.is_initialized():
+            # Kept until the process exits: a second one on the same store would meet the
+            # addresses that the first has left there.
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        try:
-            super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed)
-        except ValueError:
-            if self._owns_default_group:
-                dist.destroy_process_group()
-            raise
+            _made_default_group = True
+        super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed)
         self._time_out = timedelta(seconds=time_out_s)
         self._groups: list[_Groups] = []
         _opened += 1
-        self._store: Store = _PrefixStore(f"offbeat/{_opened}/{self.epoch}", _default_store())
-        self._clients = threading.local()
+        self._prefix = f"offbeat/{_opened}/{self.epoch}"
+        self._clients: dict[int, Store] = {}  # by thread
         self._waited_for: set[str] = set()
         self._verdict = threading.Event()
         self._goodbye_said = threading.Lock()
@@ -136,9 +135,10 @@ class RealWorld(ThreadedWorld):
 
     def client(self) -> Store:
         """Return this thread's own client of the store: a client serves one call at a time."""
-        if not hasattr(self._clients, "store"):
-            self._clients.store = self._store.clone()
-        return self._clients.store
+        thread = threading.get_ident()
+        if thread not in self._clients:
+            self._clients[thread] = _pool.borrow()
+        return _PrefixStore(self._prefix, self._clients[thread])
 
     def await_verdict(self, error: Exception) -> BaseException:
         """A collective has broken: find out who is gone."""
@@ -167,7 +167,8 @@ class RealWorld(ThreadedWorld):
 
     def _watch_lost(self) -> None:
         try:
-            verdict = self.wait_for_key("lost")
+            self.wait_for_key("lost")
+            verdict = bytes(self.client().get("lost"))
         except (RuntimeError, ClosedError) as error:
             verdict = b"-1:the job's store does not answer any more: " + str(error)[:200].encode()
         if verdict != _CLOSED:
@@ -195,12 +196,12 @@ class RealWorld(ThreadedWorld):
 
     # --- beginning and ending --------------------------------------------------------------
 
-    def wait_for_key(self, key: str) -> bytes:
+    def wait_for_key(self, key: str) -> None:
         client = self.client()
         while True:
             try:
                 client.wait([key], _LONG)
-                return bytes(client.get(key))
+                return
             except dist.DistStoreError as error:
                 if "timeout" not in str(error).lower():
                     raise
@@ -218,21 +219,17 @@ class RealWorld(ThreadedWorld):
             for groups in (*self._groups, *([self._liveness] if self.size > 1 else [])):
                 groups.drop()
             if self._failure is not None:
-                self._clients = threading.local()
-                self._store = None
+                self._clients.clear()  # one of them may be in the middle of a call: not used again
 
     def _depart(self) -> None:
         """Whoever hosts the store must be the last to stop using it."""
-        store = self._store
+        store = self.client()
         if self.size > 1:
             if store.add("departed", 1) == self.size:
                 store.set("departed/all", b"1")
             if self.rank == 0:
                 store.wait(["departed/all"], _LONG)
-        self._clients = threading.local()
-        self._store = store = None
-        if self._owns_default_group and dist.is_initialized():
-            dist.destroy_process_group()
+        _pool.give_back(self._clients)
 
 
 class _Groups:
@@ -243,7 +240,6 @@ class _Groups:
     ) -> None:
         self.members = members
         self._world = world
-        self._store = world.client().clone()
         self._where = where
         self._time_out = time_out
         self._groups: dict[str, Any] = {}
@@ -255,7 +251,7 @@ class _Groups:
             where, size = f"{self._where}/{device_type}", len(self.members)
             # Making a group cannot be interrupted, so first see that everyone is there to do it.
             self._world.barrier(f"make/{where}", size)
-            store, rank = _PrefixStore(where, self._store), self._rank
+            store, rank = _PrefixStore(where, self._world.client()), self._rank
             group: Any
             if device_type == "cpu":
                 group = dist.ProcessGroupGloo(store, rank, size, self._time_out)
@@ -276,7 +272,6 @@ class _Groups:
             work.let_go()
         self.under_way.clear()
         self._groups.clear()
-        self._store = None
 
 
 class _Work:
@@ -342,16 +337,21 @@ class _Control(base.Control):
         self._world.client().set(f"key/{key}", value)
 
     def get(self, key: str) -> bytes:
+        self.wait(key)
+        value = bytes(self._world.client().get(f"key/{key}"))
+        self._world.check()
+        return value
+
+    def wait(self, key: str) -> None:
         self._world.check()
         key = f"key/{key}"
         self._world._waited_for.add(key)
         self._world.check()  # the failure may have come before it could see this key
         try:
-            value = self._world.wait_for_key(key)
+            self._world.wait_for_key(key)
         finally:
             self._world._waited_for.discard(key)
         self._world.check()
-        return value
 
     def add(self, key: str, amount: int) -> int:
         self._world.check()
@@ -362,6 +362,40 @@ class _Control(base.Control):
         self._world.client().delete_key(f"key/{key}")
 
 
-def _default_store() -> Store:
-    """Return the store of the default group, whoever has initialised it."""
-    return dist.distributed_c10d._get_default_store()
+class _Pool:
+    """Clients of the job's store, used again from one world to the next.
+
+    A new one is a new connection, and now and then the store takes 5 seconds to answer one.
+    """
+
+    def __init__(self) -> None:
+        self._store: Store = None
+        self._free: list[Store] = []
+        self._lock = threading.Lock()
+
+    def borrow(self) -> Store:
+        store: Store = dist.distributed_c10d._get_default_store()  # whoever has initialised it
+        with self._lock:
+            if store is not self._store:
+                self._store, self._free = store, []
+            if self._free:
+                return self._free.pop()
+        return store.clone()
+
+    def give_back(self, clients: dict[int, Store]) -> None:
+        with self._lock:
+            self._free += clients.values()
+        clients.clear()
+
+    def close(self) -> None:
+        self._store, self._free = None, []
+
+
+_pool = _Pool()
+
+
+@atexit.register
+def _end_default_group() -> None:
+    _pool.close()
+    if _made_default_group and dist.is_initialized():
+        dist.destroy_process_group()

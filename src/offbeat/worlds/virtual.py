@@ -246,6 +246,9 @@ class _Control(base.Control):
         self._clock.sleep_until(self._clock.now + self._latency_s)
         return value
 
+    def wait(self, key: str) -> None:
+        self.get(key)
+
     def add(self, key: str, amount: int) -> int:
         self._clock.sleep_until(self._clock.now + self._latency_s)
         self._city.counters[key] += amount

@@ -1,0 +1,322 @@
+"""The partial all-reduce: a round starts when its quorum is there, and everyone takes part.
+
+Every worker has a background activity that serves round after round. When a round starts, it takes
+what the worker's pile holds at that moment, be it fresh, late or nothing, and joins an ordinary
+all-reduce of it. The worker's own program only adds to the pile and reads results.
+
+    worker 0   compute ──┐ on time: arrives, starts round 7 ────┐ applies 7
+    worker 1   compute ──────┐ on time: waits ──────────────────┐ applies 7
+    worker 2   compute ──────────────────────────────────────────────┐ late: adds to its pile,
+               background takes part in round 7 with what was there    applies 7, goes on
+
+Results form a *replicated log*: every worker takes every round's record, once and in order. So
+replicas that apply them stay bit-identical, however late some are.
+
+The protocol. All that workers must agree on for round r they know from the header of round r-1:
+who is still active, who is a candidate (see quorum.py), and who is *due*. A worker is due if its
+gradient would become too stale by missing this round. Round r starts when enough candidates are
+on time (their gradient is of the parameters after round r-1, and they wait for round r) and all
+due workers have added something to their pile. Each arrival is counted once, in one counter of the
+control plane that has a field for each kind. The arrival that completes what is needed sets the
+key that every background activity waits for. Where one candidate suffices and nobody is due, the
+arrival sets the key itself: no counting, one message.
+
+A worker that has left is counted too, until a header has told everyone: a round also starts when
+all candidates are there or have left. The round in which all are leaving is the last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from offbeat.collectives.agreement import agree
+from offbeat.collectives.layout import Layout
+from offbeat.collectives.pile import Pile
+from offbeat.collectives.quorum import Quorum
+from offbeat.collectives.record import Record
+from offbeat.errors import ClosedError, DisagreementError
+from offbeat.worlds.base import World
+
+# The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
+_ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
+_SLOTS = 6  # numbers that each rank has in the header
+
+Arrival = Literal["on time", "late", "dropped"]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What must be there for a round to start; the same on every worker."""
+
+    round: int
+    candidates: frozenset[int]
+    needed: int
+    due: frozenset[int]
+
+    def met(self, arrived: int) -> bool:
+        on_time, left, due = arrived % _LEFT, arrived % _DUE // _LEFT, arrived // _DUE
+        return due == len(self.due) and (
+            on_time >= self.needed or on_time + left == len(self.candidates)
+        )
+
+
+class PartialAllReduce:
+    """A partial all-reduce over one layout, from its first round to its last."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        layout: Layout,
+        quorum: str | int | float,
+        *,
+        max_staleness_rounds: int | None = None,
+        divisor: Literal["samples", "workers"] = "samples",
+        full_every: int | None = None,
+    ) -> None:
+        if max_staleness_rounds is not None and max_staleness_rounds < 0:
+            raise ValueError(
+                f"max_staleness_rounds must be 0 or more, or None, got {max_staleness_rounds}"
+            )
+        if full_every is not None and full_every < 1:
+            raise ValueError(f"full_every must be at least 1, or None, got {full_every}")
+        self._quorum = Quorum.of(quorum, world.size)
+        self._full_every = full_every
+        agree(
+            world,
+            f"partial/{name}",
+            {
+                "the quorum": str(quorum),
+                "max_staleness_rounds": max_staleness_rounds,
+                "the divisor": divisor,
+                "full_every": full_every,
+                "tensors": [
+                    f"{name} of shape {tuple(tensor.shape)} and {tensor.dtype}"
+                    for name, tensor in zip(layout.names, layout.parameters, strict=True)
+                ],
+            },
+        )
+        self._world = world
+        self._name = name
+        self._layout = layout
+        self._max_staleness = max_staleness_rounds
+        self._divisor = divisor
+        self._channel = world.channel(f"partial/{name}")
+        self._state = world.condition(f"a round of {name!r}")
+        # All below is shared by the program and the background activity, under _state.
+        self.pile = Pile(layout)
+        self._spare: list[Pile] = []
+        self._log: deque[tuple[Record, Pile]] = deque()
+        self._taken = 0  # rounds that the program has taken from the log
+        self._started = 0  # rounds that have taken this worker's pile
+        self._completed = 0
+        self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
+        self._on_time_for = -1
+        self._learning_rates = 0.0
+        self._leaving = False
+        self._ended = False
+        self._start = self._first_start()
+        self._announced = 0  # what this worker has added to the current round's counter
+        self._rounds = world.spawn(f"rounds of {name}", self._serve)
+
+    # --- what the worker's program calls ---------------------------------------------------
+
+    def contribute(
+        self,
+        add: Callable[[Pile], None],
+        *,
+        learning_rates: float = 0.0,
+        drop_late: bool = False,
+    ) -> Arrival:
+        """Have `add` put a gradient of the newest taken parameters on the pile, and arrive.
+
+        Does not wait. With `drop_late` a gradient that missed its own round is not added.
+        """
+        with self._state:
+            if self._leaving:
+                raise ClosedError(f"a contribution to {self._name!r} after leaving it")
+            late = self._started > self._taken
+            if not (late and drop_late):
+                add(self.pile)
+                if self.pile.oldest_round is None:
+                    self.pile.oldest_round = self._taken
+            self._learning_rates = learning_rates
+            # On time: wait for the round that will take this. Late: only for one under way.
+            self._resumes_after = self._started if late else self._started + 1
+            self._on_time_for = -1 if late else self._started
+            start, arrival = self._arrival()
+        self._announce(start, arrival)
+        return "on time" if not late else "dropped" if drop_late else "late"
+
+    def results(self) -> Iterator[Record]:
+        """Wait for what `contribute` said to wait for; yield every record not taken, in order.
+
+        A record's buffers are lent until the next one is asked for.
+        """
+        began = self._world.now()
+        with self._state:
+            self._state.wait_for(lambda: self._completed >= self._resumes_after or self._ended)
+        yield from self._take(waited_s=self._world.now() - began)
+
+    def leave(self) -> Iterator[Record]:
+        """Contribute nothing more; yield the records of the others' rounds until all have left."""
+        with self._state:
+            self._leaving = True
+            start, arrival = self._arrival()
+        self._announce(start, arrival)
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: bool(self._log) or self._ended)
+                ended = self._ended
+            yield from self._take(waited_s=0.0)
+            if ended:
+                break
+        self._rounds.join()
+
+    @property
+    def more(self) -> bool:
+        """Whether the log holds rounds that the program has not taken."""
+        return bool(self._log)
+
+    def _take(self, waited_s: float) -> Iterator[Record]:
+        while True:
+            with self._state:
+                if not self._log:
+                    return
+                record, pile = self._log.popleft()
+                self._taken += 1
+            yield replace(record, waited_s=waited_s)
+            waited_s = 0.0
+            with self._state:
+                self._spare.append(pile)
+
+    # --- arrivals --------------------------------------------------------------------------
+
+    def _arrival(self) -> tuple[_Start, int]:
+        """What this worker has to add to the counter of the next round, if anything; under lock."""
+        start, rank = self._start, self._world.rank
+        if self._started > self._completed or self._ended:
+            return start, 0  # who must be there for the next round is not known yet
+        arrived = 0
+        if rank in start.candidates and not self._announced % _DUE:
+            if self._leaving:
+                arrived += _LEFT
+            elif self._on_time_for == start.round:
+                arrived += _ON_TIME
+        given = self.pile.micro_batches > 0 or self._leaving
+        if given and rank in start.due and not self._announced // _DUE:
+            arrived += _DUE
+        self._announced += arrived
+        return start, arrived
+
+    def _announce(self, start: _Start, arrived: int) -> None:
+        if not arrived:
+            return
+        if start.needed > 1 or start.due or arrived != _ON_TIME:
+            total = self._world.control.add(self._key("arrived", start.round), arrived)
+            if not start.met(total) or start.met(total - arrived):
+                return
+        self._world.control.set(self._key("go", start.round), b"1")
+
+    def _first_start(self) -> _Start:
+        everyone = self._world.members
+        due = frozenset(everyone if self._max_staleness == 0 else ())
+        return self._start_of(0, everyone, due)
+
+    def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
+        if self._full_every is not None and (round + 1) % self._full_every == 0:
+            return _Start(round, frozenset(active), len(active), due)
+        return _Start(round, *self._quorum.for_round(round, active), due)
+
+    def _key(self, what: str, round: int) -> str:
+        return f"partial/{self._name}/{what}/{round}"
+
+    # --- the background activity -----------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._ended:
+            number = self._started
+            self._world.control.wait(self._key("go", number))
+            with self._state:
+                pile = self.pile
+                self.pile = self._spare.pop() if self._spare else Pile(self._layout)
+                self.pile.clear()
+                self._started += 1
+                header = self._header(pile, number)
+            self._reduce(pile, header)
+            with self._state:
+                self._log_round(number, pile, header)
+                self._announced = 0
+                start, arrival = self._arrival()
+                self._state.notify_all()
+            self._announce(start, arrival)
+            if self._world.rank == number % self._world.size and number > 0:
+                # Everyone has passed the round before: its keys are of no more use.
+                self._world.control.delete(self._key("go", number - 1))
+                self._world.control.delete(self._key("arrived", number - 1))
+
+    def _header(self, pile: Pile, round: int) -> torch.Tensor:
+        """By rank: samples | learning rates | leaving | age | staleness + 1 | bad + 1; then used.
+
+        The age is how many rounds the gradient that this worker computes now does not know of.
+        """
+        size = self._world.size
+        header = torch.zeros(_SLOTS, size, dtype=torch.float64)
+        age = 0 if self._leaving else round + 1 - max(self._taken, self._resumes_after)
+        stale = 0 if pile.oldest_round is None else round - pile.oldest_round + 1
+        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
+        rates = self._learning_rates if self._on_time_for == round else 0.0
+        header[:, self._world.rank] = torch.tensor(
+            [pile.samples, rates, self._leaving, age, stale, bad], dtype=torch.float64
+        )
+        used = torch.tensor(pile.used, dtype=torch.float64)
+        return torch.cat([header.flatten(), used])
+
+    def _reduce(self, pile: Pile, header: torch.Tensor) -> None:
+        if not pile.micro_batches:
+            for tensor in pile.flats.tensors:
+                tensor.zero_()
+        works = [self._channel.all_reduce(tensor) for tensor in (header, *pile.flats.tensors)]
+        for work in works:
+            work.wait()
+
+    def _log_round(self, round: int, pile: Pile, header: torch.Tensor) -> None:
+        """Append the record, and draw from the header what the next round needs; under lock."""
+        size = self._world.size
+        by_rank = header[: _SLOTS * size].view(_SLOTS, size)
+        samples, rates, leaving, age, stale, bad = by_rank.tolist()
+        self._check_learning_rates(round, rates)
+        record = Record(
+            round=round,
+            sum=pile.flats,
+            samples_by_rank=tuple(samples),
+            divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
+            used=tuple((header[_SLOTS * size :] > 0).tolist()),
+            staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
+            bad=next(((rank, int(bad[rank]) - 1) for rank in range(size) if bad[rank]), None),
+        )
+        self._log.append((record, pile))
+        self._completed += 1
+        active = tuple(rank for rank in range(size) if not leaving[rank])
+        self._ended = not active
+        if active:
+            limit = self._max_staleness
+            due = frozenset(rank for rank in active if limit is not None and age[rank] >= limit)
+            self._start = self._start_of(round + 1, active, due)
+
+    def _check_learning_rates(self, round: int, rates: list[float]) -> None:
+        """Those on time have applied the same rounds, so they must step alike."""
+        known = [(rank, rate) for rank, rate in enumerate(rates) if rate]
+        odd = next((rank for rank, rate in known if rate != known[0][1]), None)
+        if odd is not None:
+            raise DisagreementError(
+                f"learning rates differ between worker {known[0][0]} and worker {odd} in round "
+                f"{round}: replicas would drift apart. Hand the scheduler to "
+                "attach(scheduler=...), which steps it once per round on every worker, instead of "
+                "stepping it in the loop"
+            )

@@ -1,0 +1,52 @@
+"""What a worker has computed and not yet given to a round: its pile.
+
+Sums of gradient times samples, and what must travel with them: how many samples, which parameters
+have a gradient, how old the oldest one is, whether one was not finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offbeat.collectives.layout import Flats, Layout
+
+
+class Pile:
+    """A gradient-sized buffer that grows by micro-batches, until a round takes it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.flats: Flats = layout.empty()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was piled up; the next micro-batch overwrites the buffer."""
+        self.samples = 0.0
+        self.micro_batches = 0
+        self.used = [False] * len(self.flats.views)
+        self.oldest_round: int | None = None
+        """The round after which the oldest gradient's parameters stood."""
+        self.bad_parameter: int | None = None
+        """The first one whose gradient was NaN or infinite."""
+        self.unit = 1.0
+        """The samples that count as weight 1. A worker alone takes its first micro-batch's, so
+        that weighing and dividing change no bit of a lone gradient."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {
+            "samples": self.samples,
+            "micro_batches": self.micro_batches,
+            "used": list(self.used),
+            "oldest_round": self.oldest_round,
+            "bad_parameter": self.bad_parameter,
+            "unit": self.unit,
+            "flats": [tensor.clone() for tensor in self.flats.tensors] if self.samples else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+        for name, value in state.items():
+            if name != "flats":
+                setattr(self, name, value)
+        for tensor, saved in zip(self.flats.tensors, state["flats"], strict=False):
+            tensor.copy_(saved)

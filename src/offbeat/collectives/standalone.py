@@ -1,0 +1,135 @@
+"""A partial all-reduce for any tensors, without an optimizer.
+
+with offbeat.partial_all_reduce("norms", torch.zeros(4), quorum="majority") as norms:
+    record = norms.reduce(torch.ones(4))
+    print(record.mean(), record.ranks, record.round, record.waited_s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from offbeat.collectives.layout import Layout
+from offbeat.collectives.partial import PartialAllReduce
+from offbeat.collectives.pile import Pile
+from offbeat.collectives.record import Record
+from offbeat.errors import WorkerLeft
+from offbeat.worlds.base import World
+from offbeat.worlds.current import enter_world, leave_world
+
+
+def partial_all_reduce(
+    name: str,
+    *like: Tensor,
+    quorum: str | int | float = "majority",
+    drop_late: bool = False,
+    max_staleness_rounds: int | None = None,
+) -> Partial:
+    """Open a partial all-reduce among all workers, for tensors of the shapes of `like`.
+
+    All workers give it the same name and settings, and close it, or leave its block. `quorum` says
+    who must be there for a round to start: "solo", "majority", "all", "first:k", "last:k", a number
+    of workers or a fraction of them.
+    """
+    world = enter_world()
+    try:
+        return Partial(world, name, like, quorum, drop_late, max_staleness_rounds)
+    except BaseException as error:
+        leave_world(world, error)
+        raise
+
+
+class Partial:
+    """What `partial_all_reduce` returns."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        like: tuple[Tensor, ...],
+        quorum: str | int | float,
+        drop_late: bool,
+        max_staleness_rounds: int | None,
+    ) -> None:
+        if not like:
+            raise ValueError("partial_all_reduce needs at least one tensor to know the shapes of")
+        self._world = world
+        self._drop_late = drop_late
+        self._closed = False
+        self._lent: Iterator[Record] = iter(())
+        names = [f"tensor {number}" for number in range(len(like))]
+        layout = Layout(names, [tensor.detach() for tensor in like])
+        self._like = [(tensor.shape, tensor.dtype) for tensor in like]
+        self._partial = PartialAllReduce(
+            world, name, layout, quorum, max_staleness_rounds=max_staleness_rounds
+        )
+        world.open.append(self)
+
+    def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Record:
+        """Contribute, wait if this worker is on time, and return the newest round's record.
+
+        Its buffers are lent until the next call. A late worker does not wait: what it brings rides
+        in the next round, or is dropped.
+        """
+        for record in self.rounds(*tensors, samples=samples):
+            if not self._partial.more:
+                return record
+        raise AssertionError("a round that this worker was waiting for")
+
+    def rounds(self, *tensors: Tensor, samples: float = 1.0) -> Iterator[Record]:
+        """Contribute likewise, and return the record of every round since the last call."""
+        if [(tensor.shape, tensor.dtype) for tensor in tensors] != self._like:
+            raise ValueError(
+                f"tensors must be of the shapes and types that were declared, {self._like}, got "
+                f"{[(tensor.shape, tensor.dtype) for tensor in tensors]}"
+            )
+
+        def add(pile: Pile) -> None:
+            views = pile.flats.views
+            if pile.micro_batches:
+                torch._foreach_add_(views, list(tensors))
+            else:
+                torch._foreach_copy_(views, list(tensors))
+            pile.used = [True] * len(views)
+            pile.samples += samples
+            pile.micro_batches += 1
+
+        self._partial.contribute(add, drop_late=self._drop_late)
+        self._lent = self._partial.results()
+        return self._lent
+
+    def close(self) -> None:
+        """Serve the others until all have left."""
+        if not self._closed:
+            self._end()
+            try:
+                for _ in self._partial.leave():
+                    pass
+            except BaseException as error:
+                leave_world(self._world, error)
+                raise
+            leave_world(self._world)
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the others that this worker cannot go on."""
+        if not self._closed:
+            self._end()
+            leave_world(self._world, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None or isinstance(error, WorkerLeft):
+            self.close()
+        else:
+            self.abandon(error)
+        return isinstance(error, WorkerLeft)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._world.open.remove(self)
