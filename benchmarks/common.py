@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,20 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle:.3f} (quartiles {low:.3f}..{high:.3f}, n={len(ordered)})"
 
 
+def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """Return mean over mean, and between which values 90 % of such ratios lie.
+
+    The spread is that over resampled values (a bootstrap): for latencies that differ by design from
+    round to round, where a median of ratios would be another quantity than the ratio of means.
+    """
+    draw = random.Random(0).choices
+    drawn = sorted(
+        statistics.fmean(draw(above, k=len(above))) / statistics.fmean(draw(below, k=len(below)))
+        for _ in range(1000)
+    )
+    return statistics.fmean(above) / statistics.fmean(below), drawn[50], drawn[950]
+
+
 def write(path: Path | None, figures: dict[str, Any]) -> None:
     """Write the figures and where they were measured."""
     if path is None:
@@ -56,7 +71,10 @@ def torchrun(script: str, processes: int, *arguments: str) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *(f"--nproc-per-node={processes}", script, *arguments),
     ]
-    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **os.environ})
+    # glibc gives freed memory back to the system, or not, by what lies on top of the heap: without
+    # these settings whoever was set up last pays for page faults that the others do not have.
+    steady = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **steady, **os.environ})
 
 
 def _commit() -> str:

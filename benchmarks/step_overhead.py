@@ -32,6 +32,9 @@ import offbeat
 ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
     "sync_no_overlap": lambda: offbeat.SyncSGD(overlap=False),
+    "eager_all": lambda: offbeat.EagerSGD("all"),
+    "eager_majority": lambda: offbeat.EagerSGD("majority"),
+    "eager_solo": lambda: offbeat.EagerSGD("solo"),
 }
 
 

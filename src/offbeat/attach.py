@@ -17,7 +17,6 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any, Literal, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -192,23 +191,22 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
 
-        Each worker saves its own. Call it between a step and the next backward.
+        Each worker saves its own. Call it between a step and the next backward; with rounds that
+        start by a quorum, on all workers: they first come to the same round.
         """
         if self._replica.overlap.launched:
             raise RuntimeError(
                 "state_dict() between backward and step, while gradients are being reduced: "
                 "call it after optimizer.step()"
             )
-        replica, cuda = self._replica, torch.cuda.is_available()
-        return {
+        self._rounds = self._replica.settle()
+        self._apply_rounds()
+        cuda = torch.cuda.is_available()
+        state = {
             "algorithm": repr(self.algorithm),
             "world_size": self._world.size,
             "rank": self._world.rank,
-            "round": replica.round,
-            "step": replica.step,
-            "pile": replica.pile.state_dict(),
-            "memory": deepcopy(replica.memory),
-            "overlap": replica.overlap.on,
+            "replica": self._replica.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "generators": {
                 "torch": torch.get_rng_state(),
@@ -216,10 +214,11 @@ class Attachment:
                 "python": random.getstate(),
             },
         }
+        self._replica.resume()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict()` of the worker with this rank."""
-        replica = self._replica
+        """Go on from a `state_dict()` of the worker with this rank; before the first step."""
         for what, mine in (
             ("algorithm", repr(self.algorithm)),
             ("world_size", self._world.size),
@@ -230,11 +229,7 @@ class Attachment:
                     f"this state was saved with {what} {state[what]}, but here it is {mine}: "
                     "resume with the same set-up, each worker from its own state"
                 )
-        replica.round = state["round"]
-        replica.step = state["step"]
-        replica.pile.load_state_dict(state["pile"])
-        replica.memory = deepcopy(state["memory"])
-        replica.overlap.on = state["overlap"]
+        self._replica.load_state_dict(state["replica"])
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         torch.set_rng_state(state["generators"]["torch"])
@@ -248,8 +243,7 @@ class Attachment:
             return
         try:
             self._rounds = self.algorithm.leave(self._replica)
-            while self._next_round():
-                self._step_myself()
+            self._apply_rounds()
             self._replica.clear_gradients()
             self._average_buffers()
             self._stats.replicas_identical = self.replicas_identical()
@@ -316,8 +310,7 @@ class Attachment:
             return
         if self._record is not None:
             self._applied()
-            while self._next_round():
-                self._step_myself()
+            self._apply_rounds()
         self._replica.stepped()
 
     def _next_round(self) -> bool:
@@ -328,20 +321,23 @@ class Attachment:
             self._stats.wait_s += self._world.now() - began
             if record is None:
                 return False
-            if self._replica.install(record):
+            if record.bad is None:
+                self._replica.install(record)
                 if self._clip_norm is not None:
                     nn.utils.clip_grad_norm_(self._replica.parameters, self._clip_norm)
                 self._record = record
                 return True
-            self._not_finite(record)
+            self._not_finite(record, *record.bad)
 
-    def _step_myself(self) -> None:
-        self._own_step = True
-        try:
-            self._optimizer.step()
-        finally:
-            self._own_step = False
-        self._applied()
+    def _apply_rounds(self) -> None:
+        """Apply what rounds are left, by steps of our own."""
+        while self._next_round():
+            self._own_step = True
+            try:
+                self._optimizer.step()
+            finally:
+                self._own_step = False
+            self._applied()
 
     def _applied(self) -> None:
         record, self._record = self._record, None
@@ -351,17 +347,13 @@ class Attachment:
         if self._scheduler is not None:
             self._scheduler.step()
 
-    def _not_finite(self, record: Record) -> None:
-        rank, parameter = self._replica.blame(record)
+    def _not_finite(self, record: Record, rank: int, number: int) -> None:
+        parameter = self._replica.names[number]
         if self._nonfinite == "raise":
-            whose = (
-                f"the gradient of {parameter!r} on worker {rank}"
-                if rank is not None
-                else "the sum over workers, though no worker's own gradient,"
-            )
             raise NonFiniteGradientError(
-                f"{whose} is NaN or infinite in round {record.round}: lower the learning rate, "
-                'or attach(..., nonfinite="skip") to leave out such rounds',
+                f"the gradient of {parameter!r} on worker {rank} is NaN or infinite in round "
+                f"{record.round}: lower the learning rate, or "
+                'attach(..., nonfinite="skip") to leave out such rounds',
                 rank=rank,
                 round=record.round,
                 parameter=parameter,

@@ -73,6 +73,7 @@ class Overlap:
         self.on = False
         replica = self._replica
         micro_batches, replica.pile.micro_batches = replica.pile.micro_batches, 0
+        replica.pile.bad_parameter = None
         replica.gather(range(len(replica.parameters)), nothing=micro_batches == 0)
         replica.pile.micro_batches = micro_batches
 

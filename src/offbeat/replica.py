@@ -10,7 +10,8 @@ a round takes the pile and gives back a record, which the algorithm yields to ha
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from struct import pack
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from offbeat.collectives import (
     Contribution,
     FullAllReduce,
     Layout,
+    Measured,
     PartialAllReduce,
     Pile,
     Record,
@@ -65,6 +67,7 @@ class Replica:
         self._weighs = True
         self._declared_samples = 0.0
         self._charged_samples = 0.0
+        self._computed_s = 0.0
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
 
@@ -77,9 +80,6 @@ class Replica:
         """Put the gradients of the micro-batch that was just computed onto the pile."""
         if not self.overlap.launched:
             self.gather(range(len(self.parameters)))
-            if self.pile.micro_batches or not self.overlap.reduces_next():
-                # These gradients will be gone when the round finds that it is not finite.
-                self.pile.bad_parameter = self._bad_parameter(self.pile)
         self._count(self.pile)
 
     def all_reduce(self, leaving: bool = False) -> Record | None:
@@ -104,6 +104,7 @@ class Replica:
         average: Literal["samples", "workers"] = "samples",
         max_staleness_rounds: int | None = None,
         full_every: int | None = None,
+        choose: Callable[[Measured], int] | None = None,
     ) -> None:
         """Have rounds start with a quorum, from now on."""
         self._weighs = average == "samples"
@@ -115,12 +116,16 @@ class Replica:
             max_staleness_rounds=max_staleness_rounds,
             divisor=average,
             full_every=full_every,
+            choose=choose,
         )
 
     def contribute(self, *, drop_late: bool = False) -> Arrival:
         """Put the gradients of the micro-batch onto the pile and arrive; does not wait."""
         arrival = self._rounds.contribute(
-            self._pile_up, learning_rates=self.learning_rates(), drop_late=drop_late
+            self._pile_up,
+            learning_rates=self.learning_rates(),
+            seconds=self._computed_s,
+            drop_late=drop_late,
         )
         if arrival == "dropped":
             self.dropped_samples += self.samples
@@ -133,6 +138,37 @@ class Replica:
     def serve(self) -> Iterator[Record]:
         """Leave: every round of the others, until all have left."""
         return self._known(self._rounds.leave())
+
+    def settle(self) -> Iterator[Record]:
+        """Pause with everyone, between steps: the rounds until all have paused."""
+        return iter(()) if self._partial is None else self._known(self._partial.settle())
+
+    def resume(self) -> None:
+        """Go on after `settle`."""
+        if self._partial is not None:
+            self._partial.resume()
+            self.compute_began = self.world.now()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold of rounds, pending gradients and the algorithm."""
+        return {
+            "round": self.round,
+            "step": self.step,
+            "pile": self.pile.state_dict() if self._partial is None else None,
+            "partial": None if self._partial is None else self._partial.state_dict(),
+            "memory": deepcopy(self.memory),
+            "overlap": self.overlap.on,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+        self.round, self.step = state["round"], state["step"]
+        if self._partial is None:
+            self.pile.load_state_dict(state["pile"])
+        else:
+            self._partial.load_state_dict(state["partial"])
+        self.memory = deepcopy(state["memory"])
+        self.overlap.on = state["overlap"]
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
         """Only the last of the rounds at hand: those before it are overwritten, as in the paper."""
@@ -160,7 +196,6 @@ class Replica:
     def _pile_up(self, pile: Pile) -> None:
         self.pile = pile
         self.gather(range(len(self.parameters)))
-        pile.bad_parameter = self._bad_parameter(pile)
         self._count(pile)
 
     def _count(self, pile: Pile) -> None:
@@ -181,8 +216,8 @@ class Replica:
         self.step += 1
         self._charged_samples = self._declared_samples
         now = self.world.now()
-        took_s, self.compute_began = now - self.compute_began, now
-        return took_s
+        self._computed_s, self.compute_began = now - self.compute_began, now
+        return self._computed_s
 
     def stepped(self) -> None:
         """The step is over: what follows is the next micro-batch."""
@@ -190,16 +225,11 @@ class Replica:
         self.overlap.reset()
         self.compute_began = self.world.now()
 
-    def install(self, record: Record) -> bool:
-        """Write a record's mean into `.grad`, None where nobody had one; say whether it is finite.
+    def install(self, record: Record) -> None:
+        """Write a record's mean into `.grad`; None where nobody had one.
 
         Into the gradients that are there: they neither alias the buckets, nor cost new memory.
         """
-        if self._partial is None:
-            if not all(_is_finite(tensor) for tensor in record.sum.tensors):
-                return False
-        elif record.bad is not None:
-            return False
         for parameter, view, used in zip(
             self.parameters, record.sum.views, record.used, strict=True
         ):
@@ -209,14 +239,6 @@ class Replica:
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             torch.div(view, record.divisor, out=parameter.grad)
-        return True
-
-    def blame(self, record: Record) -> tuple[int | None, str]:
-        """Find, with everybody, the rank and parameter that made a round not finite."""
-        named = record.bad
-        if self._partial is None:
-            named = self.full.name_the_first(self._bad_parameter(self.pile))
-        return (None, "") if named is None else (named[0], self.names[named[1]])
 
     def applied(self) -> None:
         """The round that took this worker's pile is done with."""
@@ -259,30 +281,29 @@ class Replica:
             if into:
                 wide = [grad.to(view.dtype) for grad, view in zip(grads, into, strict=True)]
                 torch._foreach_add_(into, wide, alpha=weight)
-            return
-        if into:
-            torch._foreach_copy_(into, grads)
-            if weight != 1.0:
-                torch._foreach_mul_(into, weight)
-        if without:
-            torch._foreach_zero_(without)
+        else:
+            if into:
+                torch._foreach_copy_(into, grads)
+                if weight != 1.0:
+                    torch._foreach_mul_(into, weight)
+            if without:
+                torch._foreach_zero_(without)
+        if pile.bad_parameter is None and not nothing:
+            # Now, while the numbers are still in the cache, and each worker knows its own.
+            pile.bad_parameter = self._bad_parameter(numbers)
 
     def compute_s(self) -> float:
         """Seconds that the modelled device needs for the micro-batch at hand."""
         samples = self._declared_samples - self._charged_samples
         return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
 
-    def _bad_parameter(self, pile: Pile) -> int | None:
-        if pile.bad_parameter is not None:
-            return pile.bad_parameter
-        return next(
-            (
-                number
-                for number, parameter in enumerate(self.parameters)
-                if parameter.grad is not None and not _is_finite(parameter.grad)
-            ),
-            None,
-        )
+    def _bad_parameter(self, numbers: Sequence[int]) -> int | None:
+        """The first of these whose sum on the pile is NaN or infinite."""
+        flats, slots = self.pile.flats, self.layout.slots
+        buckets = {slots[number].bucket for number in numbers}
+        if all(flats.tensors[bucket].sum().isfinite() for bucket in buckets):
+            return None
+        return next((n for n in numbers if not flats.views[n].isfinite().all()), None)
 
 
 def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
@@ -293,8 +314,3 @@ def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
             channel.broadcast(flat, source=0).wait()
             with torch.no_grad():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """One pass for a finite tensor; a finite one whose sum overflows takes two."""
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

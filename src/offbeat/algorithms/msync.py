@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Quorum, Record
+from offbeat.collectives import Measured, Quorum, Record
 from offbeat.replica import Replica
 
 
@@ -29,14 +30,15 @@ from offbeat.replica import Replica
 class MSyncSGD(Algorithm):
     """The first m gradients of every round's parameters."""
 
-    m: int | float
-    """A number of workers, or a fraction of them."""
+    m: int | float | Literal["auto"]
+    """A number of workers, a fraction of them, or "auto": chosen anew from what rounds show."""
 
     def check(self, size: int) -> None:
-        Quorum.of(self.m, size)
+        Quorum.of(self._first(size), size)
 
     def start(self, replica: Replica) -> None:
-        replica.open_partial(self.m)
+        choose = Choice(replica.world.size) if self.m == "auto" else None
+        replica.open_partial(self._first(replica.world.size), choose=choose)
 
     def step(self, replica: Replica) -> Iterator[Record]:
         replica.contribute(drop_late=True)
@@ -44,6 +46,47 @@ class MSyncSGD(Algorithm):
 
     def leave(self, replica: Replica) -> Iterator[Record]:
         yield from replica.serve()
+
+    def _first(self, size: int) -> int | float:
+        if isinstance(self.m, str) and self.m != "auto":
+            raise ValueError(f'm must be a number, a fraction or "auto", got {self.m!r}')
+        return size if self.m == "auto" else self.m  # see everyone before judging anyone
+
+
+class Choice:
+    """m from the workers' measured seconds and the gradients' measured noise.
+
+    k gradients g_i with mean g: the noise of one is k/(k-1) (mean |g_i|^2 - |g|^2), what is left of
+    |g|^2 is the signal, and S is their ratio, the useful number of gradients in a round.
+    """
+
+    def __init__(self, size: int, memory: float = 0.9, gain: float = 0.1) -> None:
+        self._m = size
+        self._memory = memory
+        self._gain = gain  # change m only for a gain above this share: no flapping
+        self._seconds = [0.0] * size
+        self._noise = self._signal = 0.0
+
+    def __call__(self, measured: Measured) -> int:
+        for rank, seconds in enumerate(measured.seconds):
+            self._seconds[rank] = self._smooth(self._seconds[rank], seconds)
+        k = len(measured.squares)
+        if k > 1:
+            noise = (sum(measured.squares) / k - measured.mean_square) * k / (k - 1)
+            self._noise = self._smooth(self._noise, max(noise, 0.0))
+            self._signal = self._smooth(self._signal, max(measured.mean_square - noise / k, 0.0))
+        if all(self._seconds) and self._noise + self._signal > 0:
+            useful = self._noise / max(self._signal, 1e-12 * self._noise)
+            costs = rounds_cost(self._seconds, useful)
+            best = costs.index(min(costs)) + 1
+            if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
+                self._m = best
+        return self._m
+
+    def _smooth(self, old: float, new: float) -> float:
+        if not new or not old:
+            return new or old
+        return self._memory * old + (1 - self._memory) * new
 
 
 def rounds_cost(seconds: Sequence[float], noise: float) -> list[float]:

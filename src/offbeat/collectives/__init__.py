@@ -3,7 +3,7 @@
 from offbeat.collectives.agreement import agree
 from offbeat.collectives.full import Contribution, FullAllReduce
 from offbeat.collectives.layout import Flats, Layout
-from offbeat.collectives.partial import Arrival, PartialAllReduce
+from offbeat.collectives.partial import Arrival, Measured, PartialAllReduce
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record
@@ -15,6 +15,7 @@ __all__ = [
     "Flats",
     "FullAllReduce",
     "Layout",
+    "Measured",
     "Partial",
     "PartialAllReduce",
     "Pile",

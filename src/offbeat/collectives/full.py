@@ -21,7 +21,7 @@ import torch
 
 from offbeat.collectives.layout import Flats
 from offbeat.collectives.pile import Pile
-from offbeat.collectives.record import Record
+from offbeat.collectives.record import Record, first_bad
 from offbeat.errors import DisagreementError
 from offbeat.worlds.base import Work, World
 
@@ -68,8 +68,9 @@ class FullAllReduce:
         self._reduce(pile.flats, header)
         if header[-1].item() > 0:
             refill()
-            self._reduce(pile.flats, torch.zeros_like(header))
-        samples, rates = header[:size], header[size : 2 * size]
+            header = self._header(pile, mine)
+            self._reduce(pile.flats, header)
+        samples, rates, bad = header[: 3 * size].view(3, size)
         if bool((rates != rates[0]).any()):
             odd = int((rates != rates[0]).nonzero()[0])
             raise DisagreementError(
@@ -84,17 +85,9 @@ class FullAllReduce:
             sum=pile.flats,
             samples_by_rank=tuple(samples.tolist()),
             divisor=samples.sum().item() / pile.unit,
-            used=tuple((header[2 * size : -2] > 0).tolist()),
+            used=tuple((header[3 * size : -2] > 0).tolist()),
             waited_s=world.now() - began,
-        )
-
-    def name_the_first(self, mine: int | None) -> tuple[int, int] | None:
-        """Return the lowest rank that names something, and what it names: for error messages."""
-        named = torch.zeros(self._world.size, dtype=torch.float64)
-        named[self._world.rank] = 0 if mine is None else mine + 1
-        self._channel.all_reduce(named).wait()
-        return next(
-            ((rank, int(what) - 1) for rank, what in enumerate(named.tolist()) if what), None
+            bad=first_bad(bad.tolist()),
         )
 
     def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
@@ -106,10 +99,11 @@ class FullAllReduce:
         self._works.clear()
 
     def _header(self, pile: Pile, mine: Contribution) -> torch.Tensor:
-        """samples by rank | learning rates by rank | used by parameter | leaving | changed"""
-        rank, size = self._world.rank, self._world.size
-        by_rank = torch.zeros(2 * size, dtype=torch.float64)
-        by_rank[rank] = pile.samples
-        by_rank[size + rank] = mine.learning_rates
+        """By rank: samples | learning rates | bad + 1; used by parameter | leaving | changed."""
+        by_rank = torch.zeros(3, self._world.size, dtype=torch.float64)
+        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
+        by_rank[:, self._world.rank] = torch.tensor(
+            [pile.samples, mine.learning_rates, bad], dtype=torch.float64
+        )
         rest = [*pile.used, mine.leaving, mine.changed]
-        return torch.cat([by_rank, torch.tensor(rest, dtype=torch.float64)])
+        return torch.cat([by_rank.flatten(), torch.tensor(rest, dtype=torch.float64)])

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -38,13 +38,14 @@ from offbeat.collectives.agreement import agree
 from offbeat.collectives.layout import Layout
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
-from offbeat.collectives.record import Record
+from offbeat.collectives.record import Record, first_bad
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.worlds.base import World
 
 # The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
-_SLOTS = 6  # numbers that each rank has in the header
+_HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
+_SLOTS = 8  # numbers that each rank has in the header
 
 Arrival = Literal["on time", "late", "dropped"]
 
@@ -65,8 +66,25 @@ class _Start:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a round has shown of the workers and their gradients; the same on every worker."""
+
+    round: int
+    seconds: tuple[float, ...]
+    """By rank: how long its latest gradient took, 0 if it has not said so yet."""
+    squares: tuple[float, ...]
+    """Of those that contributed: the squared norm of what each brought."""
+    mean_square: float
+    """The squared norm of their mean."""
+
+
 class PartialAllReduce:
-    """A partial all-reduce over one layout, from its first round to its last."""
+    """A partial all-reduce over one layout, from its first round to its last.
+
+    `choose`, if given, sets after every round how many must be on time for the next one, from what
+    was measured; it must be the same pure function on every worker.
+    """
 
     def __init__(
         self,
@@ -78,6 +96,7 @@ class PartialAllReduce:
         max_staleness_rounds: int | None = None,
         divisor: Literal["samples", "workers"] = "samples",
         full_every: int | None = None,
+        choose: Callable[[Measured], int] | None = None,
     ) -> None:
         if max_staleness_rounds is not None and max_staleness_rounds < 0:
             raise ValueError(
@@ -87,6 +106,7 @@ class PartialAllReduce:
             raise ValueError(f"full_every must be at least 1, or None, got {full_every}")
         self._quorum = Quorum.of(quorum, world.size)
         self._full_every = full_every
+        self._choose = choose
         agree(
             world,
             f"partial/{name}",
@@ -107,6 +127,7 @@ class PartialAllReduce:
         self._max_staleness = max_staleness_rounds
         self._divisor = divisor
         self._channel = world.channel(f"partial/{name}")
+        self._pauses = world.channel(f"partial/{name}/pauses")
         self._state = world.condition(f"a round of {name!r}")
         # All below is shared by the program and the background activity, under _state.
         self.pile = Pile(layout)
@@ -118,11 +139,14 @@ class PartialAllReduce:
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._on_time_for = -1
         self._learning_rates = 0.0
-        self._leaving = False
-        self._ended = False
+        self._seconds = 0.0
+        self._away = _HERE
+        self._settled = False  # all are paused
+        self._ended = False  # all have left
+        self._offset = 0  # rounds before this collective began: those of a checkpoint
         self._start = self._first_start()
         self._announced = 0  # what this worker has added to the current round's counter
-        self._rounds = world.spawn(f"rounds of {name}", self._serve)
+        self._activity = world.spawn(f"rounds of {name}", self._serve)
 
     # --- what the worker's program calls ---------------------------------------------------
 
@@ -131,6 +155,7 @@ class PartialAllReduce:
         add: Callable[[Pile], None],
         *,
         learning_rates: float = 0.0,
+        seconds: float = 0.0,
         drop_late: bool = False,
     ) -> Arrival:
         """Have `add` put a gradient of the newest taken parameters on the pile, and arrive.
@@ -138,14 +163,14 @@ class PartialAllReduce:
         Does not wait. With `drop_late` a gradient that missed its own round is not added.
         """
         with self._state:
-            if self._leaving:
+            if self._away:
                 raise ClosedError(f"a contribution to {self._name!r} after leaving it")
             late = self._started > self._taken
             if not (late and drop_late):
                 add(self.pile)
                 if self.pile.oldest_round is None:
                     self.pile.oldest_round = self._taken
-            self._learning_rates = learning_rates
+            self._learning_rates, self._seconds = learning_rates, seconds
             # On time: wait for the round that will take this. Late: only for one under way.
             self._resumes_after = self._started if late else self._started + 1
             self._on_time_for = -1 if late else self._started
@@ -165,18 +190,51 @@ class PartialAllReduce:
 
     def leave(self) -> Iterator[Record]:
         """Contribute nothing more; yield the records of the others' rounds until all have left."""
+        yield from self._served(_LEFT_FOR_GOOD)
+        self._activity.join()
+
+    def _served(self, away: int) -> Iterator[Record]:
         with self._state:
-            self._leaving = True
+            self._away = away
             start, arrival = self._arrival()
         self._announce(start, arrival)
-        while True:
+        done = False
+        while not done:
             with self._state:
-                self._state.wait_for(lambda: bool(self._log) or self._ended)
-                ended = self._ended
+                self._state.wait_for(lambda: bool(self._log) or self._ended or self._settled)
+                done = self._ended or self._settled
             yield from self._take(waited_s=0.0)
-            if ended:
-                break
-        self._rounds.join()
+
+    def settle(self) -> Iterator[Record]:
+        """Pause together with everyone; yield the records of the rounds until all have paused.
+
+        Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
+        follows, on every worker.
+        """
+        yield from self._served(_PAUSED)
+
+    def resume(self) -> None:
+        """Go on after `settle`, once everyone has seen what it wanted to see."""
+        self._pauses.all_reduce(torch.zeros(1)).wait()
+        with self._state:
+            self._away = _HERE
+            self._settled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; after `settle`."""
+        pile = self.pile.state_dict()
+        if pile["oldest_round"] is not None:
+            pile["oldest_round"] -= self._taken
+        return {"round": self._offset + self._taken, "pile": pile}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the rounds of a checkpoint; before the first contribution."""
+        with self._state:
+            if self._started or self.pile.micro_batches:
+                raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
+            self._offset = state["round"]
+            self._start = self._first_start()
+            self.pile.load_state_dict(state["pile"])
 
     @property
     def more(self) -> bool:
@@ -200,15 +258,15 @@ class PartialAllReduce:
     def _arrival(self) -> tuple[_Start, int]:
         """What this worker has to add to the counter of the next round, if anything; under lock."""
         start, rank = self._start, self._world.rank
-        if self._started > self._completed or self._ended:
+        if self._started > self._completed or self._ended or self._settled:
             return start, 0  # who must be there for the next round is not known yet
         arrived = 0
         if rank in start.candidates and not self._announced % _DUE:
-            if self._leaving:
+            if self._away:
                 arrived += _LEFT
             elif self._on_time_for == start.round:
                 arrived += _ON_TIME
-        given = self.pile.micro_batches > 0 or self._leaving
+        given = self.pile.micro_batches > 0 or self._away
         if given and rank in start.due and not self._announced // _DUE:
             arrived += _DUE
         self._announced += arrived
@@ -229,9 +287,10 @@ class PartialAllReduce:
         return self._start_of(0, everyone, due)
 
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
-        if self._full_every is not None and (round + 1) % self._full_every == 0:
+        number = self._offset + round
+        if self._full_every is not None and (number + 1) % self._full_every == 0:
             return _Start(round, frozenset(active), len(active), due)
-        return _Start(round, *self._quorum.for_round(round, active), due)
+        return _Start(round, *self._quorum.for_round(number, active), due)
 
     def _key(self, what: str, round: int) -> str:
         return f"partial/{self._name}/{what}/{round}"
@@ -249,8 +308,9 @@ class PartialAllReduce:
                 self._started += 1
                 header = self._header(pile, number)
             self._reduce(pile, header)
+            sum_square = _square(pile) if self._choose else 0.0
             with self._state:
-                self._log_round(number, pile, header)
+                self._log_round(number, pile, header, sum_square)
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
@@ -261,18 +321,21 @@ class PartialAllReduce:
                 self._world.control.delete(self._key("arrived", number - 1))
 
     def _header(self, pile: Pile, round: int) -> torch.Tensor:
-        """By rank: samples | learning rates | leaving | age | staleness + 1 | bad + 1; then used.
+        """By rank: samples, learning rates, away, age, staleness + 1, bad + 1, seconds, square.
 
-        The age is how many rounds the gradient that this worker computes now does not know of.
+        Then, by parameter, whether it was used. The age is how many rounds the gradient that this
+        worker computes now does not know of.
         """
         size = self._world.size
         header = torch.zeros(_SLOTS, size, dtype=torch.float64)
-        age = 0 if self._leaving else round + 1 - max(self._taken, self._resumes_after)
+        age = 0 if self._away else round + 1 - max(self._taken, self._resumes_after)
         stale = 0 if pile.oldest_round is None else round - pile.oldest_round + 1
         bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
         rates = self._learning_rates if self._on_time_for == round else 0.0
+        square = _square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0
         header[:, self._world.rank] = torch.tensor(
-            [pile.samples, rates, self._leaving, age, stale, bad], dtype=torch.float64
+            [pile.samples, rates, self._away, age, stale, bad, self._seconds, square],
+            dtype=torch.float64,
         )
         used = torch.tensor(pile.used, dtype=torch.float64)
         return torch.cat([header.flatten(), used])
@@ -285,25 +348,32 @@ class PartialAllReduce:
         for work in works:
             work.wait()
 
-    def _log_round(self, round: int, pile: Pile, header: torch.Tensor) -> None:
+    def _log_round(self, round: int, pile: Pile, header: torch.Tensor, sum_square: float) -> None:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
         by_rank = header[: _SLOTS * size].view(_SLOTS, size)
-        samples, rates, leaving, age, stale, bad = by_rank.tolist()
+        samples, rates, away, age, stale, bad, seconds, squares = by_rank.tolist()
         self._check_learning_rates(round, rates)
         record = Record(
-            round=round,
+            round=self._offset + round,
             sum=pile.flats,
             samples_by_rank=tuple(samples),
             divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
             used=tuple((header[_SLOTS * size :] > 0).tolist()),
             staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
-            bad=next(((rank, int(bad[rank]) - 1) for rank in range(size) if bad[rank]), None),
+            bad=first_bad(bad),
         )
         self._log.append((record, pile))
+        if self._choose is not None and record.ranks:
+            brought = tuple(squares[rank] for rank in record.ranks)
+            mean_square = sum_square / record.samples**2
+            measured = Measured(round, tuple(seconds), brought, mean_square)
+            self._quorum = Quorum.of(self._choose(measured), size)
         self._completed += 1
-        active = tuple(rank for rank in range(size) if not leaving[rank])
-        self._ended = not active
+        active = tuple(rank for rank in range(size) if away[rank] == _HERE)
+        if not active:  # those who have paused, if any, will all be back before the next round
+            active = tuple(rank for rank in range(size) if away[rank] == _PAUSED)
+            self._settled, self._ended = bool(active), not active
         if active:
             limit = self._max_staleness
             due = frozenset(rank for rank in active if limit is not None and age[rank] >= limit)
@@ -320,3 +390,7 @@ class PartialAllReduce:
                 "attach(scheduler=...), which steps it once per round on every worker, instead of "
                 "stepping it in the loop"
             )
+
+
+def _square(pile: Pile) -> float:
+    return sum(float(tensor.double().square().sum()) for tensor in pile.flats.tensors)

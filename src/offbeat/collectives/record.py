@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,3 +43,8 @@ class Record:
     def ranks(self) -> tuple[int, ...]:
         """The workers that contributed."""
         return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)
+
+
+def first_bad(slots: Sequence[float]) -> tuple[int, int] | None:
+    """Read the header's slots, parameter + 1 by rank, into the first rank and its parameter."""
+    return next(((rank, int(slot) - 1) for rank, slot in enumerate(slots) if slot), None)

@@ -160,7 +160,7 @@ class Clock:
         """End a worker where it stands, as SIGKILL does: no clean-up code of its own may block."""
         worker.alive = False
         for task in worker.tasks:
-            self._end(task)
+            self.end(task)
 
     def interrupt(self, worker: Worker, error: BaseException) -> None:
         """Make every wait of a worker, this one and later ones, raise `error`."""
@@ -274,7 +274,8 @@ class Clock:
             raise task.worker.failure
         return task
 
-    def _end(self, task: Task) -> None:
+    def end(self, task: Task) -> None:
+        """End another task where it stands; from the loop only."""
         if task.done:
             return
         if task is self.current:
@@ -288,7 +289,7 @@ class Clock:
         self._stopping = True
         for worker in self._workers:
             for task in worker.tasks:
-                self._end(task)
+                self.end(task)
 
     def _blocked(self) -> list[Task]:
         return [

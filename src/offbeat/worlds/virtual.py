@@ -130,8 +130,14 @@ class VirtualWorld(World):
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, in case that the program catches the error and ends quietly."""
+        self._clock.at(self._clock.now, self._end_activities)
         if not isinstance(error, WorkerLostError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
+
+    def _end_activities(self) -> None:
+        for task in self.worker.tasks:
+            if not task.main:
+                self._clock.end(task)
 
 
 @dataclass
