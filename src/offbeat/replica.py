@@ -252,7 +252,7 @@ class Replica:
     def learning_rates(self) -> float:
         """A fingerprint of the optimizer's learning rates; never 0."""
         rates = [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
-        return float(zlib.crc32(pack(f"{len(rates)}d", *rates)) + 1)
+        return float(zlib.crc32(pack(f"{len(rates)}d", *rates)) % 0xFFFFFF + 1)  # 24 bits: float32
 
     # --- gradients onto the pile -----------------------------------------------------------
 

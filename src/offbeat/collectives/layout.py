@@ -71,19 +71,21 @@ class Layout:
             close(kind)
         self.slots = tuple(slots[number] for number in range(len(self.parameters)))
 
-    def empty(self) -> Flats:
-        """Allocate the flat tensors."""
-        return Flats(self)
-
 
 class Flats:
-    """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter."""
+    """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter.
 
-    def __init__(self, layout: Layout) -> None:
+    The last tensor may have a margin, for numbers that travel with the gradients.
+    """
+
+    def __init__(self, layout: Layout, margin: int = 0) -> None:
         self.tensors = [
-            torch.zeros(bucket.numel, dtype=bucket.dtype, device=bucket.device)
-            for bucket in layout.buckets
+            torch.zeros(bucket.numel + extra, dtype=bucket.dtype, device=bucket.device)
+            for bucket, extra in zip(
+                layout.buckets, [0] * (len(layout.buckets) - 1) + [margin], strict=True
+            )
         ]
+        self.margin = self.tensors[-1][layout.buckets[-1].numel :]
         self.views = [
             _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
             for slot, parameter in zip(layout.slots, layout.parameters, strict=True)

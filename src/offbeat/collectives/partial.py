@@ -45,7 +45,7 @@ from offbeat.worlds.base import World
 # The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
-_SLOTS = 8  # numbers that each rank has in the header
+_SLOTS = 8  # numbers that each rank has in the header; float32 must hold them exactly
 
 Arrival = Literal["on time", "late", "dropped"]
 
@@ -130,7 +130,7 @@ class PartialAllReduce:
         self._pauses = world.channel(f"partial/{name}/pauses")
         self._state = world.condition(f"a round of {name!r}")
         # All below is shared by the program and the background activity, under _state.
-        self.pile = Pile(layout)
+        self.pile = self._new_pile()
         self._spare: list[Pile] = []
         self._log: deque[tuple[Record, Pile]] = deque()
         self._taken = 0  # rounds that the program has taken from the log
@@ -303,14 +303,14 @@ class PartialAllReduce:
             self._world.control.wait(self._key("go", number))
             with self._state:
                 pile = self.pile
-                self.pile = self._spare.pop() if self._spare else Pile(self._layout)
+                self.pile = self._spare.pop() if self._spare else self._new_pile()
                 self.pile.clear()
                 self._started += 1
-                header = self._header(pile, number)
-            self._reduce(pile, header)
+                mine = self._of_this_worker(pile, number)
+            self._reduce(pile, mine)
             sum_square = _square(pile) if self._choose else 0.0
             with self._state:
-                self._log_round(number, pile, header, sum_square)
+                self._log_round(number, pile, sum_square)
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
@@ -320,38 +320,40 @@ class PartialAllReduce:
                 self._world.control.delete(self._key("go", number - 1))
                 self._world.control.delete(self._key("arrived", number - 1))
 
-    def _header(self, pile: Pile, round: int) -> torch.Tensor:
-        """By rank: samples, learning rates, away, age, staleness + 1, bad + 1, seconds, square.
+    def _new_pile(self) -> Pile:
+        """A pile whose buffer has room for the header, so that a round is one message less."""
+        return Pile(self._layout, _SLOTS * self._world.size + len(self._layout.slots))
 
-        Then, by parameter, whether it was used. The age is how many rounds the gradient that this
-        worker computes now does not know of.
+    def _of_this_worker(self, pile: Pile, round: int) -> list[float]:
+        """This worker's slots of the header: samples, learning rates, away, age, staleness + 1,
+        bad + 1, seconds, square.
+
+        The age is how many rounds the gradient that it computes now does not know of.
         """
-        size = self._world.size
-        header = torch.zeros(_SLOTS, size, dtype=torch.float64)
+        rates = self._learning_rates if self._on_time_for == round else 0.0
         age = 0 if self._away else round + 1 - max(self._taken, self._resumes_after)
         stale = 0 if pile.oldest_round is None else round - pile.oldest_round + 1
         bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        rates = self._learning_rates if self._on_time_for == round else 0.0
-        square = _square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0
-        header[:, self._world.rank] = torch.tensor(
-            [pile.samples, rates, self._away, age, stale, bad, self._seconds, square],
-            dtype=torch.float64,
-        )
-        used = torch.tensor(pile.used, dtype=torch.float64)
-        return torch.cat([header.flatten(), used])
+        return [pile.samples, rates, self._away, age, stale, bad, self._seconds]
 
-    def _reduce(self, pile: Pile, header: torch.Tensor) -> None:
+    def _reduce(self, pile: Pile, mine: list[float]) -> None:
+        """All-reduce a pile, with the header in its margin: slots by rank, then used parameters."""
+        flats, size = pile.flats, self._world.size
         if not pile.micro_batches:
-            for tensor in pile.flats.tensors:
+            for tensor in flats.tensors:
                 tensor.zero_()
-        works = [self._channel.all_reduce(tensor) for tensor in (header, *pile.flats.tensors)]
-        for work in works:
+        square = _square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0
+        header = torch.zeros(_SLOTS, size)
+        header[:, self._world.rank] = torch.tensor([*mine, square])
+        flats.margin[: _SLOTS * size] = header.flatten()
+        flats.margin[_SLOTS * size :] = torch.tensor(pile.used, dtype=torch.float32)
+        for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:
             work.wait()
 
-    def _log_round(self, round: int, pile: Pile, header: torch.Tensor, sum_square: float) -> None:
+    def _log_round(self, round: int, pile: Pile, sum_square: float) -> None:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
-        by_rank = header[: _SLOTS * size].view(_SLOTS, size)
+        by_rank = pile.flats.margin[: _SLOTS * size].view(_SLOTS, size)
         samples, rates, away, age, stale, bad, seconds, squares = by_rank.tolist()
         self._check_learning_rates(round, rates)
         record = Record(
@@ -359,7 +361,7 @@ class PartialAllReduce:
             sum=pile.flats,
             samples_by_rank=tuple(samples),
             divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
-            used=tuple((header[_SLOTS * size :] > 0).tolist()),
+            used=tuple((pile.flats.margin[_SLOTS * size :] > 0).tolist()),
             staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
             bad=first_bad(bad),
         )
@@ -393,4 +395,4 @@ class PartialAllReduce:
 
 
 def _square(pile: Pile) -> float:
-    return sum(float(tensor.double().square().sum()) for tensor in pile.flats.tensors)
+    return sum(float(view.double().square().sum()) for view in pile.flats.views)

@@ -14,8 +14,8 @@ from offbeat.collectives.layout import Flats, Layout
 class Pile:
     """A gradient-sized buffer that grows by micro-batches, until a round takes it."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.flats: Flats = layout.empty()
+    def __init__(self, layout: Layout, margin: int = 0) -> None:
+        self.flats = Flats(layout, margin)
         self.clear()
 
     def clear(self) -> None:
