@@ -241,13 +241,16 @@ def train(
     torch.manual_seed(seed)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
-    dp: offbeat.Attachment | None = None
+    attached: list[offbeat.Attachment] = []
     # By dp.round, not by the count of applied rounds: with drifting replicas some are passed over.
-    scheduler = LambdaLR(optimizer, lambda _: task.rate(0.0 if dp is None else dp.round / steps))
+    scheduler = LambdaLR(
+        optimizer, lambda _: task.rate(attached[0].round / steps if attached else 0.0)
+    )
     batches = task.batches(offbeat.rank(), seed)
     with offbeat.attach(
         model, optimizer, algorithm, scheduler=scheduler, pace=pace, seed=seed
     ) as dp:
+        attached.append(dp)
         began = time.monotonic()
         for _ in range(steps):
             inputs, targets = next(batches)

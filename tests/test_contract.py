@@ -11,6 +11,7 @@ A new algorithm gets a row here. The promises:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,15 @@ def test_without_a_slow_worker_it_equals_synchronous_sgd(name: str, workers: int
         for mine, expected in zip(trajectory, plain(workers), strict=True):
             # One or two contributions have one sum; of more, the order decides the last bit.
             assert same(mine, expected) if workers <= 2 else close(mine, expected)
+
+
+@every_algorithm
+def test_alone_it_equals_plain_pytorch_bit_for_bit(name: str) -> None:
+    trajectory, stats = train(algorithm=ALGORITHMS[name].synchronous(1), size=lambda _: 7)
+    for mine, expected in zip(trajectory, plain(1, size=lambda _: 7), strict=True):
+        assert same(mine, expected)
+    assert stats.pending_samples == 0
+    assert threading.active_count() == 1
 
 
 @every_algorithm

@@ -133,6 +133,7 @@ class PartialAllReduce:
         self.pile = self._new_pile()
         self._spare: list[Pile] = []
         self._log: deque[tuple[Record, Pile]] = deque()
+        self._disagreement: DisagreementError | None = None
         self._taken = 0  # rounds that the program has taken from the log
         self._started = 0  # rounds that have taken this worker's pile
         self._completed = 0
@@ -245,6 +246,8 @@ class PartialAllReduce:
         while True:
             with self._state:
                 if not self._log:
+                    if self._disagreement is not None:
+                        raise self._disagreement
                     return
                 record, pile = self._log.popleft()
                 self._taken += 1
@@ -355,7 +358,7 @@ class PartialAllReduce:
         size = self._world.size
         by_rank = pile.flats.margin[: _SLOTS * size].view(_SLOTS, size)
         samples, rates, away, age, stale, bad, seconds, squares = by_rank.tolist()
-        self._check_learning_rates(round, rates)
+        self._disagreement = self._disagreement or self._different_rates(round, rates)
         record = Record(
             round=self._offset + round,
             sum=pile.flats,
@@ -365,7 +368,8 @@ class PartialAllReduce:
             staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
             bad=first_bad(bad),
         )
-        self._log.append((record, pile))
+        if self._disagreement is None:
+            self._log.append((record, pile))
         if self._choose is not None and record.ranks:
             brought = tuple(squares[rank] for rank in record.ranks)
             mean_square = sum_square / record.samples**2
@@ -381,17 +385,21 @@ class PartialAllReduce:
             due = frozenset(rank for rank in active if limit is not None and age[rank] >= limit)
             self._start = self._start_of(round + 1, active, due)
 
-    def _check_learning_rates(self, round: int, rates: list[float]) -> None:
-        """Those on time have applied the same rounds, so they must step alike."""
+    def _different_rates(self, round: int, rates: list[float]) -> DisagreementError | None:
+        """Those on time have applied the same rounds, so they must step alike.
+
+        The program raises it, on every worker, when it has taken the rounds before.
+        """
         known = [(rank, rate) for rank, rate in enumerate(rates) if rate]
         odd = next((rank for rank, rate in known if rate != known[0][1]), None)
-        if odd is not None:
-            raise DisagreementError(
-                f"learning rates differ between worker {known[0][0]} and worker {odd} in round "
-                f"{round}: replicas would drift apart. Hand the scheduler to "
-                "attach(scheduler=...), which steps it once per round on every worker, instead of "
-                "stepping it in the loop"
-            )
+        if odd is None:
+            return None
+        return DisagreementError(
+            f"learning rates differ between worker {known[0][0]} and worker {odd} in round "
+            f"{self._offset + round}: replicas would drift apart. Hand the scheduler to "
+            "attach(scheduler=...), which steps it once per round on every worker, instead of "
+            "stepping it in the loop"
+        )
 
 
 def _square(pile: Pile) -> float:
