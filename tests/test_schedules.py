@@ -23,12 +23,13 @@ import offbeat
 from offbeat.clusters import Cluster
 from offbeat.collectives import Arrival, Layout, PartialAllReduce, Pile, Record
 from offbeat.collectives.partial import _Start
-from offbeat.worlds import enter_world
+from offbeat.worlds import World, enter_world
 
 FAST = 300
-FULL = 12_000
+FULL = 10_300
 CHUNK = 500
 Times = tuple[tuple[float, ...], ...]
+Starts = dict[int, list[tuple[tuple[int, ...], _Start]]]
 
 
 # --- a schedule ----------------------------------------------------------------------------
@@ -54,6 +55,8 @@ class Schedule:
     """By rank: what applying a round takes."""
     hasty: tuple[bool, ...]
     """By rank: whether it leaves without waiting for the round of its last gradient."""
+    pause_after: int | None
+    """The number of steps after which every worker pauses, as for a checkpoint."""
 
     @classmethod
     def drawn(cls, seed: int) -> Schedule:
@@ -82,6 +85,7 @@ class Schedule:
             if draw.random() < 0.3
             else (0.0,) * workers,
             hasty=tuple(draw.random() < 0.2 for _ in counts),
+            pause_after=draw.randint(0, min(counts)) if draw.random() < 0.2 else None,
         )
 
     @property
@@ -171,10 +175,20 @@ class Log:
 
     gradients: list[Gradient] = field(default_factory=list)
     rounds: list[Taken] = field(default_factory=list)
-    left_knowing: int = 0
-    """Rounds that it had taken when it left."""
-    left_at_s: float = 0.0
+    away: list[tuple[int, int | None, float]] = field(default_factory=list)
+    """The rounds taken when it paused, and when it went on; last, when it left; and the moment."""
     pending_samples: float = 0.0
+
+    @property
+    def left_at_s(self) -> float:
+        return self.away[-1][2]
+
+    def away_since(self, round: int) -> float | None:
+        """The moment at which it had left, or paused, if it may have before the round started."""
+        for knowing, knowing_after, at_s in self.away:
+            if knowing <= round and (knowing_after is None or round < knowing_after):
+                return at_s
+        return None
 
 
 @dataclass(frozen=True)
@@ -182,14 +196,29 @@ class Outcome:
     """What all workers have seen."""
 
     logs: list[Log]
-    starts: dict[int, list[tuple[tuple[int, ...], _Start]]]
+    starts: Starts
     """By round, what each worker holds to be active, and to be needed for the round to start."""
 
 
 def play(schedule: Schedule) -> Outcome:
-    """Run the protocol under a schedule."""
-    length = max(1, sum(map(len, schedule.samples)))
-    starts: dict[int, list[tuple[tuple[int, ...], _Start]]] = defaultdict(list)
+    """Run the protocol under a schedule, in virtual time."""
+    starts: Starts = defaultdict(list)
+    cluster = Cluster.uniform(
+        schedule.workers,
+        latency_s=schedule.latency_s,
+        bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s,
+    )
+    run = offbeat.run(
+        lambda: live(enter_world(), schedule, starts), cluster, own_random_state=False
+    )
+    return Outcome(run.results, starts)
+
+
+def live(world: World, schedule: Schedule, starts: Starts) -> Log:
+    """Do what a worker does under a schedule, in either world."""
+    log, rank = Log(), world.rank
+    place = _places(schedule)[rank]
+    replica = torch.zeros(max(1, sum(map(len, schedule.samples))), dtype=torch.float64)
 
     class Watched(PartialAllReduce):
         def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
@@ -197,61 +226,60 @@ def play(schedule: Schedule) -> Outcome:
             starts[round].append((active, start))
             return start
 
-    def worker() -> Log:
-        world, log = enter_world(), Log()
-        rank = world.rank
-        place = _places(schedule)[rank]
-        replica = torch.zeros(length, dtype=torch.float64)
-        partial = Watched(
-            world,
-            "schedule",
-            Layout(["gradient"], [replica]),
-            schedule.quorum,
-            max_staleness_rounds=schedule.max_staleness_rounds,
-            full_every=schedule.full_every,
-        )
-
-        def take(records: Iterable[Record]) -> None:
-            for record in records:
-                [total] = record.sum.views
-                if record.samples:
-                    replica.mul_(0.9).sub_(total / record.divisor)
-                log.rounds.append(
-                    Taken(
-                        world.now(),
-                        record.round,
-                        total.tolist(),
-                        record.samples_by_rank,
-                        record.divisor,
-                        record.staleness_rounds,
-                        replica.tolist(),
-                    )
-                )
-                world.sleep_until(world.now() + schedule.apply_s[rank])
-
-        for step, seconds in enumerate(schedule.compute_s[rank]):
-            version = len(log.rounds)
-            world.sleep_until(world.now() + seconds)
-            at_s = world.now()
-            arrival = partial.contribute(
-                _adding(place[step], schedule.samples[rank][step]),
-                learning_rates=version + 1.0,  # alike for those on time, or it would be an error
-                drop_late=schedule.drop_late,
-            )
-            log.gradients.append(Gradient(version, arrival, at_s))
-            if step + 1 < len(place) or not schedule.hasty[rank]:
-                take(partial.results())
-        log.left_knowing, log.left_at_s = len(log.rounds), world.now()
-        take(partial.leave())
-        log.pending_samples = partial.pile.samples
-        return log
-
-    cluster = Cluster.uniform(
-        schedule.workers,
-        latency_s=schedule.latency_s,
-        bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s,
+    partial = Watched(
+        world,
+        f"schedule {schedule.seed}",
+        Layout(["gradient"], [replica]),
+        schedule.quorum,
+        max_staleness_rounds=schedule.max_staleness_rounds,
+        full_every=schedule.full_every,
     )
-    return Outcome(offbeat.run(worker, cluster, own_random_state=False).results, starts)
+
+    def take(records: Iterable[Record]) -> None:
+        for record in records:
+            [total] = record.sum.views
+            if record.samples:
+                replica.mul_(0.9).sub_(total / record.divisor)
+            log.rounds.append(
+                Taken(
+                    world.now(),
+                    record.round,
+                    total.tolist(),
+                    record.samples_by_rank,
+                    record.divisor,
+                    record.staleness_rounds,
+                    replica.tolist(),
+                )
+            )
+            world.sleep_until(world.now() + schedule.apply_s[rank])
+            assert total.tolist() == log.rounds[-1].sum, "a record's buffers are lent"
+
+    def pause() -> None:
+        knowing, at_s = len(log.rounds), world.now()
+        take(partial.settle())
+        log.away.append((knowing, len(log.rounds), at_s))
+        partial.resume()
+
+    for step, seconds in enumerate(schedule.compute_s[rank]):
+        if step == schedule.pause_after:
+            pause()
+        version = len(log.rounds)
+        world.sleep_until(world.now() + seconds)
+        at_s = world.now()
+        arrival = partial.contribute(
+            _adding(place[step], schedule.samples[rank][step]),
+            learning_rates=version + 1.0,  # alike for those on time, or it would be an error
+            drop_late=schedule.drop_late,
+        )
+        log.gradients.append(Gradient(version, arrival, at_s))
+        if step + 1 < len(place) or not schedule.hasty[rank]:
+            take(partial.results())
+    if len(place) == schedule.pause_after:
+        pause()
+    log.away.append((len(log.rounds), None, world.now()))
+    take(partial.leave())
+    log.pending_samples = partial.pile.samples
+    return log
 
 
 def _places(schedule: Schedule) -> list[range]:
@@ -276,18 +304,24 @@ def _adding(place: int, samples: int) -> Callable[[Pile], None]:
 # --- the promises --------------------------------------------------------------------------
 
 
-def check(schedule: Schedule, outcome: Outcome) -> None:
-    """Hold what has happened against every promise of the protocol."""
+def check(schedule: Schedule, outcome: Outcome, virtual: bool = True) -> None:
+    """Hold what has happened against every promise of the protocol.
+
+    Moments are compared in virtual time only: real workers have a clock each.
+    """
     logs = outcome.logs
     _every_worker_takes_every_round_once_in_order_and_alike(logs)
+    assert len({log.away[0][1] for log in logs}) == 1, "rounds known after a common pause"
     applied_in = _every_gradient_is_applied_once_or_dropped(schedule, logs)
     for rank, log in enumerate(logs):
         assert log.pending_samples == 0, f"worker {rank} ends with {log.pending_samples} pending"
     on_time = _staleness_is_true_and_bounded(schedule, logs, applied_in)
     _workers_agree_on_what_starts_a_round(schedule, outcome)
     _every_round_has_its_quorum(outcome, on_time)
-    if schedule.free:
-        _rounds_start_at_once(outcome, applied_in)
+    if virtual:
+        _who_has_left_counts_no_more(outcome)
+    if virtual and schedule.free:
+        _rounds_start_at_once(schedule, outcome, applied_in)
 
 
 def _every_worker_takes_every_round_once_in_order_and_alike(logs: list[Log]) -> None:
@@ -366,12 +400,6 @@ def _staleness_is_true_and_bounded(
 def _workers_agree_on_what_starts_a_round(schedule: Schedule, outcome: Outcome) -> None:
     """And it is what the settings say, among those who have not left."""
     logs, rounds = outcome.logs, len(outcome.logs[0].rounds)
-    arrived = [
-        (gradient.version, gradient.at_s)
-        for log in logs
-        for gradient in log.gradients
-        if gradient.arrival == "on time"
-    ]
     assert sorted(outcome.starts) == list(range(rounds))
     for round, seen in outcome.starts.items():
         active, start = seen[0]
@@ -380,16 +408,28 @@ def _workers_agree_on_what_starts_a_round(schedule: Schedule, outcome: Outcome) 
         assert start.candidates | start.due <= set(active)
         assert (len(start.candidates), start.needed) == schedule.rule(round, len(active))
         assert not start.due or schedule.max_staleness_rounds is not None
-        # A round ends after the last arrival in it. Whoever leaves before then says so in the next
-        # round at the latest, and counts no more in the one after that.
-        before_last = [at_s for version, at_s in arrived if version <= round - 2]
-        for rank, log in enumerate(logs):
-            if rank in active:
-                assert log.left_at_s >= max(before_last, default=0.0), (
-                    f"worker {rank} left at {log.left_at_s} and counts in round {round}"
-                )
-            else:
-                assert log.left_knowing < round, f"worker {rank} does not count in round {round}"
+        for rank in set(range(len(logs))) - set(active):
+            assert logs[rank].away_since(round - 1) is not None, (
+                f"worker {rank} does not count in round {round}"
+            )
+
+
+def _who_has_left_counts_no_more(outcome: Outcome) -> None:
+    """A round ends after the last arrival in it. Whoever leaves before then says so in the next
+    round at the latest, and counts no more in the one after that.
+    """
+    arrived = [
+        (gradient.version, gradient.at_s)
+        for log in outcome.logs
+        for gradient in log.gradients
+        if gradient.arrival == "on time"
+    ]
+    for round, seen in outcome.starts.items():
+        heard_s = max((at_s for version, at_s in arrived if version <= round - 2), default=0.0)
+        for rank in seen[0][0]:
+            assert outcome.logs[rank].left_at_s >= heard_s, (
+                f"worker {rank} left at {outcome.logs[rank].left_at_s} and counts in round {round}"
+            )
 
 
 def _every_round_has_its_quorum(outcome: Outcome, on_time: dict[int, set[int]]) -> None:
@@ -398,36 +438,57 @@ def _every_round_has_its_quorum(outcome: Outcome, on_time: dict[int, set[int]]) 
         there = start.candidates & on_time[round]
         missing = start.candidates - there
         assert len(there) >= start.needed or all(
-            outcome.logs[rank].left_knowing <= round for rank in missing
+            outcome.logs[rank].away_since(round) is not None for rank in missing
         ), f"round {round} has {sorted(there)} on time and not {sorted(missing)}: {start}"
 
 
-def _rounds_start_at_once(outcome: Outcome, applied_in: list[dict[int, int]]) -> None:
+def _rounds_start_at_once(
+    schedule: Schedule, outcome: Outcome, applied_in: list[dict[int, int]]
+) -> None:
     """Where messages take no time, a round ends with the arrival that completes what it needs."""
-    logs, ended_s = outcome.logs, 0.0
+    logs, ended_s = outcome.logs, [-math.inf, 0.0]
     for round, seen in sorted(outcome.starts.items()):
         start = seen[0][1]
         came: list[float] = []  # candidates on time
-        gone: list[float] = []  # candidates that have left
+        gone: list[float] = []  # candidates that were away
         due: list[float] = []
         for rank, log in enumerate(logs):
             mine = [g for n, g in enumerate(log.gradients) if applied_in[rank].get(n) == round]
+            away_s = log.away_since(round)
             if rank in start.candidates:
-                came += [g.at_s for g in mine if g.arrival == "on time"]
-                gone += [log.left_at_s] if not mine or mine[-1].arrival != "on time" else []
+                on_time = [g.at_s for g in mine if g.arrival == "on time"]
+                came += on_time
+                gone += [] if on_time or away_s is None else [away_s]
             if rank in start.due:
-                due.append(min([g.at_s for g in mine] or [log.left_at_s]))
+                due.append(min([g.at_s for g in mine] or [away_s or 0.0]))
         quorum_s = math.inf if len(came) < start.needed else sorted(came)[start.needed - 1]
-        starts_s = max([ended_s, min(quorum_s, max(came + gone)), *due])
-        ended_s = min(log.rounds[round].at_s for log in logs)
-        if round == 0 and ended_s != starts_s:
-            # A worker serves from its first contribution on: see the xfail in test_partial.py.
-            starts_s = max(starts_s, *(_begins_s(log) for log in logs))
-        assert ended_s == starts_s, f"round {round} ended at {ended_s}, could have at {starts_s}"
+        everyone = len(came) + len(gone) == len(start.candidates)
+        starts_s = max(ended_s[-1], min(quorum_s, max(came + gone) if everyone else math.inf), *due)
+        if round > 0 and ended_s[-2] < ended_s[-1]:
+            _the_due_are_those_who_must_be_there(schedule, logs, seen[0], ended_s[-1])
+        ended_s.append(min(log.rounds[round].at_s for log in logs))
+        assert ended_s[-1] == starts_s, (
+            f"round {round} ended at {ended_s[-1]}, could have at {starts_s}"
+        )
 
 
-def _begins_s(log: Log) -> float:
-    return log.gradients[0].at_s if log.gradients else log.left_at_s
+def _the_due_are_those_who_must_be_there(
+    schedule: Schedule, logs: list[Log], seen: tuple[tuple[int, ...], _Start], began_s: float
+) -> None:
+    """What a worker computes at `began_s`, when the round is the next, is due if it is so old."""
+    active, start = seen
+    for rank, log in enumerate(logs):
+        busy = [g for g in log.gradients if g.at_s >= began_s]
+        tie = any(g.at_s == began_s and g.version != start.round - 1 for g in log.gradients)
+        if schedule.max_staleness_rounds is None or rank not in active or not busy or tie:
+            continue
+        if busy[0].at_s == began_s:  # on time for the round before
+            busy = busy[1:]
+        if busy and log.away_since(start.round) is None:
+            old = start.round - busy[0].version >= schedule.max_staleness_rounds
+            assert (rank in start.due) == old, (
+                f"worker {rank} computes {busy[0]}, and the due are {sorted(start.due)} in {start}"
+            )
 
 
 # --- the tests -----------------------------------------------------------------------------

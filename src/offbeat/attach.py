@@ -345,7 +345,8 @@ class Attachment:
         self._stats.note(record, self._world.now())
         self._replica.applied()
         if self._scheduler is not None:
-            self._scheduler.step()
+            for _ in range(1 + record.passed_over):
+                self._scheduler.step()
 
     def _not_finite(self, record: Record, rank: int, number: int) -> None:
         parameter = self._replica.names[number]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from struct import pack
 from typing import Any, Literal
 
@@ -171,10 +172,15 @@ class Replica:
         self.overlap.on = state["overlap"]
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Only the last of the rounds at hand: those before it are overwritten, as in the paper."""
+        """Only the last of the rounds at hand: those before it are passed over, as in the paper."""
+        passed_over, samples = 0, 0.0
         for record in records:
-            if not self._rounds.more:
-                yield record
+            if self._rounds.more:
+                passed_over += 1
+                samples += record.samples_by_rank[self.world.rank]
+                continue
+            yield replace(record, passed_over=passed_over, samples_passed_over=samples)
+            passed_over, samples = 0, 0.0
 
     def copy_from_worker_0(self) -> None:
         """Take over worker 0's parameters and optimizer state; everyone calls this."""

@@ -66,7 +66,7 @@ class Stats:
     def note(self, record: Record, ended_s: float) -> None:
         """Count a round that was applied."""
         self.rounds += 1
-        self.applied_samples += record.samples_by_rank[self.rank]
+        self.applied_samples += record.samples_by_rank[self.rank] + record.samples_passed_over
         self.staleness[record.staleness_rounds] += 1
         self.history.append(
             RoundStats(

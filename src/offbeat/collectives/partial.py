@@ -128,6 +128,8 @@ class PartialAllReduce:
         self._divisor = divisor
         self._channel = world.channel(f"partial/{name}")
         self._pauses = world.channel(f"partial/{name}/pauses")
+        for bucket in layout.buckets:  # make the groups now, not in the first round
+            self._channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
         self._state = world.condition(f"a round of {name!r}")
         # All below is shared by the program and the background activity, under _state.
         self.pile = self._new_pile()

@@ -30,6 +30,11 @@ class Record:
     bad: tuple[int, int] | None = None
     """The first worker and its parameter whose gradient was found to be NaN or infinite."""
 
+    passed_over: int = 0
+    """Rounds before this one that were not applied here, where replicas may drift."""
+    samples_passed_over: float = 0.0
+    """What this worker had in them; the others have applied it."""
+
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""
         return [view / self.divisor for view in self.sum.views]

@@ -1,0 +1,220 @@
+"""The partial all-reduce on real processes: the same promises as in virtual time.
+
+A worker that computes long is late, and the others go on. A process that is stopped takes part in
+nothing, so rounds wait for it; one that dies ends the run. Each fault proves that it happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from test_schedules import Log, Outcome, Schedule, Starts, check, live
+
+import offbeat
+from offbeat.errors import WorkerLostError
+from offbeat.testing import processes
+from offbeat.worlds import enter_world, leave_world
+
+pytestmark = pytest.mark.real
+
+
+# --- random schedules ----------------------------------------------------------------------
+
+TRIGGERS: list[tuple[str | int, int | None, bool]] = [
+    ("solo", None, False),
+    ("majority", None, False),
+    ("first:2", 3, False),
+    ("last:2", None, True),
+    (2, 1, False),
+    ("solo", None, True),
+    ("solo", 2, False),
+    ("all", 0, False),
+]
+
+
+def _schedule(seed: int, workers: int) -> Schedule:
+    """Sleeps of milliseconds; one worker has little data, one has none, one is slow."""
+    draw = Random(seed)
+    quorum, bound, drop_late = TRIGGERS[seed % len(TRIGGERS)]
+    counts = [15] * workers
+    counts[draw.randrange(workers)] = 5
+    counts[draw.randrange(workers)] = 0
+    slow = draw.randrange(workers)
+    return replace(
+        Schedule.drawn(seed),
+        workers=workers,
+        quorum=quorum,
+        max_staleness_rounds=bound,
+        drop_late=drop_late,
+        full_every=None,
+        delays="milliseconds",
+        compute_s=tuple(
+            tuple(draw.choice([0.0, 0.002, 0.02 if rank == slow else 0.004]) for _ in range(count))
+            for rank, count in enumerate(counts)
+        ),
+        samples=tuple(tuple(draw.randint(1, 3) for _ in range(count)) for count in counts),
+        apply_s=tuple(draw.choice([0.0, 0.0, 0.003]) for _ in counts),
+        hasty=tuple(draw.random() < 0.2 for _ in counts),
+        pause_after=None,
+    )
+
+
+def _live_all(schedules: list[Schedule]) -> list[tuple[Log, Starts]]:
+    world, results = enter_world(), []
+    for schedule in schedules:
+        starts: Starts = defaultdict(list)
+        results.append((live(world, schedule, starts), dict(starts)))
+    leave_world(world)
+    return results
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_random_sleeps_keep_every_promise(workers: int) -> None:
+    schedules = [_schedule(seed, workers) for seed in range(len(TRIGGERS))]
+    ended = processes(_live_all, workers, schedules)
+    for number, schedule in enumerate(schedules):
+        logs = [each.result[number][0] for each in ended]
+        starts: Starts = defaultdict(list)
+        for each in ended:
+            for round, seen in each.result[number][1].items():
+                starts[round] += seen
+        try:
+            check(schedule, Outcome(logs, starts), virtual=False)
+        except AssertionError as error:
+            error.add_note(f"{schedule}")
+            raise
+        if schedule.quorum == "solo" and schedule.max_staleness_rounds is None:
+            late = [g for log in logs for g in log.gradients if g.arrival != "on time"]
+            assert late, "nobody was late: the schedule proves nothing"
+
+
+# --- slow, stopped, lost -------------------------------------------------------------------
+
+HELD_S = 1.5
+Seen = tuple[float, int, tuple[float, ...]]
+"""The moment, by the machine's clock; the round; the samples of each rank."""
+Held = tuple[list[Seen], float, float]
+"""What a worker has seen; from when until when it was held."""
+
+
+def _hold(how: str) -> tuple[float, float]:
+    """Be busy for a while, or be stopped for a while; return from when until when."""
+    if how == "busy":
+        began = time.monotonic()
+        time.sleep(HELD_S)
+        return began, time.monotonic()
+    waker = f"import os,time; time.sleep({HELD_S}); os.kill({os.getpid()}, {signal.SIGCONT})"
+    child = subprocess.Popen([sys.executable, "-S", "-c", waker])
+    began = time.monotonic()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    ended = time.monotonic()
+    child.wait()
+    return began, ended
+
+
+def _held(how: str) -> Held:
+    rank, seen, held = offbeat.rank(), [], (0.0, 0.0)
+
+    def note(record: offbeat.Record) -> None:
+        seen.append((time.monotonic(), record.round, record.samples_by_rank))
+
+    with offbeat.partial_all_reduce(f"held {how}", torch.zeros(4), quorum="solo") as partial:
+        for step in range(_steps(rank)):
+            if step == 10 and rank == 1:
+                held = _hold(how)
+            time.sleep(0.01)
+            tensor = torch.zeros(4)
+            tensor[rank] = 1
+            for record in partial.rounds(tensor):
+                assert record.sum.views[0].tolist() == list(record.samples_by_rank)
+                note(record)
+        for record in partial._partial.leave():
+            note(record)
+    return seen, *held
+
+
+def _steps(rank: int) -> int:
+    return 20 if rank == 1 else 120
+
+
+def _held_both() -> dict[str, Held]:
+    return {how: _held(how) for how in ("busy", "stopped")}
+
+
+@pytest.fixture(scope="module")
+def both_held() -> list[dict[str, Held]]:
+    return [ended.result for ended in processes(_held_both, 4)]
+
+
+def _during(how: str, both_held: list[dict[str, Held]]) -> tuple[list[Seen], float]:
+    """Check the promises; return what worker 0 saw while worker 1 was held, and until when."""
+    _, began, ended = both_held[1][how]
+    assert ended - began >= HELD_S * 0.9, "worker 1 was not held"
+    logs = [[seen[1:] for seen in held[how][0]] for held in both_held]
+    for rank, log in enumerate(logs):
+        assert log == logs[0]
+        assert [round for round, _ in log] == list(range(len(log)))
+        assert sum(samples[rank] for _, samples in log) == _steps(rank)
+    return [seen for seen in both_held[0][how][0] if began + 0.1 < seen[0] < ended - 0.1], ended
+
+
+def test_a_busy_worker_is_not_waited_for(both_held: list[dict[str, Held]]) -> None:
+    during, ended = _during("busy", both_held)
+    assert len(during) > 5
+    assert {samples[1] for *_, samples in during} == {0.0}
+    taken = {round: moment for moment, round, _ in both_held[1]["busy"][0]}
+    assert all(taken[round] >= ended for _, round, _ in during)  # when it is back, it catches up
+
+
+def test_a_stopped_worker_is_waited_for_and_not_given_up(both_held: list[dict[str, Held]]) -> None:
+    # Its background activity is stopped as well, and a round is an all-reduce of everyone.
+    during, _ = _during("stopped", both_held)
+    assert len(during) <= 1
+
+
+def _lose(quorum: str, died: str) -> tuple[int | None, str, float, int]:
+    """Make rounds until worker 2 is lost; return who, in which words, how late, after how many."""
+    rank, rounds = offbeat.rank(), 0
+    try:
+        with offbeat.partial_all_reduce("lost", torch.zeros(4), quorum=quorum) as partial:
+            while True:
+                time.sleep(0.002 * (1 + rank))
+                records = partial.rounds(torch.ones(4))
+                if rank == 2 and rounds > 12:
+                    Path(died).write_text(f"{time.monotonic()}")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                rounds += len(list(records))
+    except WorkerLostError as lost:
+        told_s = time.monotonic() - float(Path(died).read_text())
+        leaked = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        assert not leaked, leaked
+        return lost.rank, str(lost), told_s, rounds
+    raise AssertionError("worker 2 was not lost")
+
+
+@pytest.mark.parametrize("quorum", ["solo", "all"])
+def test_a_worker_killed_in_the_middle_of_rounds_ends_every_other_and_is_named(
+    quorum: str, tmp_path: Path
+) -> None:
+    for ended in processes(_lose, 4, quorum, str(tmp_path / "died"), check=False):
+        if ended.rank == 2:
+            assert ended.exit_code == -signal.SIGKILL
+            continue
+        assert ended.error is None
+        assert ended.exit_code == 0
+        rank, message, told_s, rounds = ended.result
+        assert rank == 2
+        assert "worker 2 was lost" in message
+        assert told_s < 5
+        assert rounds > 5
