@@ -31,7 +31,6 @@ import offbeat
 
 ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
-    "sync_no_overlap": lambda: offbeat.SyncSGD(overlap=False),
     "eager_all": lambda: offbeat.EagerSGD("all"),
     "eager_majority": lambda: offbeat.EagerSGD("majority"),
     "eager_solo": lambda: offbeat.EagerSGD("solo"),
@@ -150,7 +149,7 @@ def main() -> None:
         if arguments.memory:
             resident_bytes(arguments.memory)
         else:
-            race(*((10, 6) if arguments.quick else (40, 12)))
+            race(*((8, 6) if arguments.quick else (30, 12)))
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ratios"

@@ -16,7 +16,14 @@ from offbeat.collectives import Measured
 from offbeat.errors import DisagreementError, NonFiniteGradientError
 
 ONE_SLOW = Cluster.parse(
-    "workers = 4\nspeed = [1.0, 1.0, 1.0, 0.1]\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 1e-4"
+    """
+    workers = 4
+    speed = [1.0, 1.0, 1.0, 0.1]
+    [compute]
+    step_s = 1.0
+    [network]
+    latency_s = 1e-4
+    """
 )
 
 

@@ -101,7 +101,6 @@ def test_a_bound_that_cannot_be_meant_is_refused(settings: dict[str, Any]) -> No
         offbeat.run(worker, Cluster.uniform(2))
 
 
-@pytest.mark.xfail(strict=True, reason="0.07 * 100 is 7.000000000000001, which is rounded up")
 def test_a_fraction_that_is_a_whole_number_of_workers_is_that_number() -> None:
     assert Quorum.of(0.07, 100).needed == 7
     for workers in range(1, 65):
@@ -480,7 +479,6 @@ def test_a_contribution_after_leaving_is_refused() -> None:
     offbeat.run(worker, Cluster.uniform(2))
 
 
-@pytest.mark.xfail(strict=True, reason="the keys of the first collective of a name outlive it")
 def test_a_name_can_be_used_again() -> None:
     def worker() -> list[tuple[int, ...]]:
         world, seen = enter_world(), []
@@ -495,7 +493,6 @@ def test_a_name_can_be_used_again() -> None:
         assert seen == [(0, 1, 2)] * 4
 
 
-@pytest.mark.xfail(strict=True, reason="the header holds samples as float32")
 @pytest.mark.parametrize("samples", [0.1, 2**24 + 1])
 def test_no_sample_is_lost_whatever_its_weight(samples: float) -> None:
     def worker() -> offbeat.Stats:
@@ -513,7 +510,6 @@ def test_no_sample_is_lost_whatever_its_weight(samples: float) -> None:
         assert stats.pending_samples == 0
 
 
-@pytest.mark.xfail(strict=True, reason="resume() waits for everyone, also for those who have left")
 def test_a_pause_does_not_wait_for_those_who_have_left() -> None:
     def worker() -> tuple[float, bool | None]:
         model = net()

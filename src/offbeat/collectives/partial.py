@@ -45,7 +45,7 @@ from offbeat.worlds.base import World
 # The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
-_SLOTS = 8  # numbers that each rank has in the header; float32 must hold them exactly
+_SLOTS = 10  # numbers that each rank has in the header; float32 must hold them exactly
 
 Arrival = Literal["on time", "late", "dropped"]
 
@@ -107,9 +107,10 @@ class PartialAllReduce:
         self._quorum = Quorum.of(quorum, world.size)
         self._full_every = full_every
         self._choose = choose
+        self._place = f"partial/{name}/{next(world.numbers)}"  # a name may be used again
         agree(
             world,
-            f"partial/{name}",
+            self._place,
             {
                 "the quorum": str(quorum),
                 "max_staleness_rounds": max_staleness_rounds,
@@ -126,8 +127,7 @@ class PartialAllReduce:
         self._layout = layout
         self._max_staleness = max_staleness_rounds
         self._divisor = divisor
-        self._channel = world.channel(f"partial/{name}")
-        self._pauses = world.channel(f"partial/{name}/pauses")
+        self._channel = world.channel(self._place)
         for bucket in layout.buckets:  # make the groups now, not in the first round
             self._channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
         self._state = world.condition(f"a round of {name!r}")
@@ -144,7 +144,8 @@ class PartialAllReduce:
         self._learning_rates = 0.0
         self._seconds = 0.0
         self._away = _HERE
-        self._settled = False  # all are paused
+        self._settled = False  # all are paused, or have left
+        self._paused = 0
         self._ended = False  # all have left
         self._offset = 0  # rounds before this collective began: those of a checkpoint
         self._start = self._first_start()
@@ -204,9 +205,13 @@ class PartialAllReduce:
         done = False
         while not done:
             with self._state:
-                self._state.wait_for(lambda: bool(self._log) or self._ended or self._settled)
-                done = self._ended or self._settled
+                self._state.wait_for(lambda: bool(self._log) or self._is_over(away))
+                done = self._is_over(away)
             yield from self._take(waited_s=0.0)
+
+    def _is_over(self, away: int) -> bool:
+        """Whoever has left for good serves on when the others pause."""
+        return self._ended or (self._settled and away == _PAUSED)
 
     def settle(self) -> Iterator[Record]:
         """Pause together with everyone; yield the records of the rounds until all have paused.
@@ -218,7 +223,10 @@ class PartialAllReduce:
 
     def resume(self) -> None:
         """Go on after `settle`, once everyone has seen what it wanted to see."""
-        self._pauses.all_reduce(torch.zeros(1)).wait()
+        key = self._key("resume", self._completed)
+        if self._world.control.add(key, 1) == self._paused:
+            self._world.control.set(f"{key}/all", b"1")
+        self._world.control.wait(f"{key}/all")
         with self._state:
             self._away = _HERE
             self._settled = False
@@ -298,7 +306,7 @@ class PartialAllReduce:
         return _Start(round, *self._quorum.for_round(number, active), due)
 
     def _key(self, what: str, round: int) -> str:
-        return f"partial/{self._name}/{what}/{round}"
+        return f"{self._place}/{what}/{round}"
 
     # --- the background activity -----------------------------------------------------------
 
@@ -330,8 +338,8 @@ class PartialAllReduce:
         return Pile(self._layout, _SLOTS * self._world.size + len(self._layout.slots))
 
     def _of_this_worker(self, pile: Pile, round: int) -> list[float]:
-        """This worker's slots of the header: samples, learning rates, away, age, staleness + 1,
-        bad + 1, seconds, square.
+        """This worker's slots of the header: samples (in three parts), learning rates, away, age,
+        staleness + 1, bad + 1, seconds; and, later, square.
 
         The age is how many rounds the gradient that it computes now does not know of.
         """
@@ -339,7 +347,7 @@ class PartialAllReduce:
         age = 0 if self._away else round + 1 - max(self._taken, self._resumes_after)
         stale = 0 if pile.oldest_round is None else round - pile.oldest_round + 1
         bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        return [pile.samples, rates, self._away, age, stale, bad, self._seconds]
+        return [*_parts(pile.samples), rates, self._away, age, stale, bad, self._seconds]
 
     def _reduce(self, pile: Pile, mine: list[float]) -> None:
         """All-reduce a pile, with the header in its margin: slots by rank, then used parameters."""
@@ -359,7 +367,8 @@ class PartialAllReduce:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
         by_rank = pile.flats.margin[: _SLOTS * size].view(_SLOTS, size)
-        samples, rates, away, age, stale, bad, seconds, squares = by_rank.tolist()
+        samples = by_rank[:3].double().sum(dim=0).tolist()
+        rates, away, age, stale, bad, seconds, squares = by_rank[3:].tolist()
         self._disagreement = self._disagreement or self._different_rates(round, rates)
         record = Record(
             round=self._offset + round,
@@ -381,6 +390,7 @@ class PartialAllReduce:
         active = tuple(rank for rank in range(size) if away[rank] == _HERE)
         if not active:  # those who have paused, if any, will all be back before the next round
             active = tuple(rank for rank in range(size) if away[rank] == _PAUSED)
+            self._paused = len(active)
             self._settled, self._ended = bool(active), not active
         if active:
             limit = self._max_staleness
@@ -402,6 +412,17 @@ class PartialAllReduce:
             "attach(scheduler=...), which steps it once per round on every worker, instead of "
             "stepping it in the loop"
         )
+
+
+def _parts(number: float) -> list[float]:
+    """Split a number into three that float32 holds, and whose sum is exactly it."""
+    high = _float32(number)
+    middle = _float32(number - high)
+    return [high, middle, number - high - middle]
+
+
+def _float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
 
 
 def _square(pile: Pile) -> float:

@@ -41,7 +41,7 @@ class Quorum:
                 raise ValueError(
                     f"a fraction of workers must be above 0 and at most 1, got {quorum}"
                 )
-            return cls(None, math.ceil(quorum * size))
+            return cls(None, max(1, math.ceil(round(quorum * size, 9))))  # 0.07 * 100 is above 7
         if isinstance(quorum, int):
             return cls(None, _between("quorum", quorum, size))
         match quorum.split(":"):

@@ -88,6 +88,9 @@ class Partial:
                 f"{[(tensor.shape, tensor.dtype) for tensor in tensors]}"
             )
 
+        if not samples > 0:
+            raise ValueError(f"samples must be a number above 0, got {samples}")
+
         def add(pile: Pile) -> None:
             views = pile.flats.views
             if pile.micro_batches:
