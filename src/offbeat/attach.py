@@ -467,7 +467,7 @@ def _named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str]
     return names, parameters
 
 
-def _fingerprint(model: nn.Module, chunk: int = 2**20) -> int:
+def _fingerprint(model: nn.Module, chunk: int = 2**16) -> int:
     """A number that differs, almost surely, between models that differ in any bit."""
     total = 0
     for parameter in model.parameters():

@@ -62,7 +62,7 @@ class Replica:
         self.overlap = Overlap(self)
         self.compute_began = world.now()
         self._name = name
-        self.models = world.channel(f"{name}-models")
+        self.models = self.full.channel  # the program's own, between rounds
         self._optimizer = optimizer
         self._partial: PartialAllReduce | None = None
         self._weighs = True

@@ -42,7 +42,7 @@ class FullAllReduce:
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
-        self._channel = world.channel(name)
+        self.channel = world.channel(name)
         self._works: list[Work] = []
 
     @property
@@ -53,7 +53,7 @@ class FullAllReduce:
     def launch(self, flats: Flats, not_before: float | None = None) -> None:
         """Send the next bucket on its way."""
         tensor = flats.tensors[len(self._works)]
-        self._works.append(self._channel.all_reduce(tensor, not_before=not_before))
+        self._works.append(self.channel.all_reduce(tensor, not_before=not_before))
 
     def finish(
         self, round: int, pile: Pile, mine: Contribution, refill: Callable[[], None]
@@ -93,7 +93,7 @@ class FullAllReduce:
     def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
         while len(self._works) < len(flats.tensors):
             self.launch(flats)
-        self._works.append(self._channel.all_reduce(header))
+        self._works.append(self.channel.all_reduce(header))
         for work in self._works:
             work.wait()
         self._works.clear()
