@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from struct import pack, unpack
 from typing import Any, Literal
 
 import torch
@@ -322,8 +323,9 @@ class PartialAllReduce:
                 mine = self._of_this_worker(pile, number)
             self._reduce(pile, mine)
             sum_square = _square(pile) if self._choose else 0.0
+            header = pile.flats.margin.tolist()
             with self._state:
-                self._log_round(number, pile, sum_square)
+                self._log_round(number, pile, header, sum_square)
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
@@ -350,32 +352,35 @@ class PartialAllReduce:
         return [*_parts(pile.samples), rates, self._away, age, stale, bad, self._seconds]
 
     def _reduce(self, pile: Pile, mine: list[float]) -> None:
-        """All-reduce a pile, with the header in its margin: slots by rank, then used parameters."""
+        """All-reduce a pile, with the header in its margin: slots by rank, then used parameters.
+
+        Few torch calls, here and below: each gives up the interpreter, and where the program
+        computes in pure Python, getting it back takes a switch interval.
+        """
         flats, size = pile.flats, self._world.size
         if not pile.micro_batches:
             for tensor in flats.tensors:
                 tensor.zero_()
         square = _square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0
-        header = torch.zeros(_SLOTS, size)
-        header[:, self._world.rank] = torch.tensor([*mine, square])
-        flats.margin[: _SLOTS * size] = header.flatten()
-        flats.margin[_SLOTS * size :] = torch.tensor(pile.used, dtype=torch.float32)
+        header = [0.0] * (_SLOTS * size)
+        header[self._world.rank :: size] = [*mine, square]
+        flats.margin.copy_(torch.tensor([*header, *map(float, pile.used)]))
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:
             work.wait()
 
-    def _log_round(self, round: int, pile: Pile, sum_square: float) -> None:
+    def _log_round(self, round: int, pile: Pile, header: list[float], sum_square: float) -> None:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
-        by_rank = pile.flats.margin[: _SLOTS * size].view(_SLOTS, size)
-        samples = by_rank[:3].double().sum(dim=0).tolist()
-        rates, away, age, stale, bad, seconds, squares = by_rank[3:].tolist()
+        slots = [header[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
+        samples = [sum(parts) for parts in zip(*slots[:3], strict=True)]
+        rates, away, age, stale, bad, seconds, squares = slots[3:]
         self._disagreement = self._disagreement or self._different_rates(round, rates)
         record = Record(
             round=self._offset + round,
             sum=pile.flats,
             samples_by_rank=tuple(samples),
             divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
-            used=tuple((pile.flats.margin[_SLOTS * size :] > 0).tolist()),
+            used=tuple(count > 0 for count in header[_SLOTS * size :]),
             staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
             bad=first_bad(bad),
         )
@@ -422,7 +427,8 @@ def _parts(number: float) -> list[float]:
 
 
 def _float32(number: float) -> float:
-    return torch.tensor(number, dtype=torch.float32).item()
+    rounded: float = unpack("f", pack("f", number))[0]
+    return rounded
 
 
 def _square(pile: Pile) -> float:

@@ -75,6 +75,7 @@ class RealWorld(ThreadedWorld):
         _opened += 1
         self._prefix = f"offbeat/{_opened}/{self.epoch}"
         self._clients: dict[int, Store] = {}  # by thread
+        self._prefixed: dict[int, Store] = {}
         self._waited_for: set[str] = set()
         self._verdict = threading.Event()
         self._goodbye_said = threading.Lock()
@@ -136,9 +137,10 @@ class RealWorld(ThreadedWorld):
     def client(self) -> Store:
         """Return this thread's own client of the store: a client serves one call at a time."""
         thread = threading.get_ident()
-        if thread not in self._clients:
+        if thread not in self._prefixed:
             self._clients[thread] = _pool.borrow()
-        return _PrefixStore(self._prefix, self._clients[thread])
+            self._prefixed[thread] = _PrefixStore(self._prefix, self._clients[thread])
+        return self._prefixed[thread]
 
     def await_verdict(self, error: Exception) -> BaseException:
         """A collective has broken: find out who is gone."""
@@ -220,6 +222,7 @@ class RealWorld(ThreadedWorld):
                 groups.drop()
             if self._failure is not None:
                 self._clients.clear()  # one of them may be in the middle of a call: not used again
+                self._prefixed.clear()
 
     def _depart(self) -> None:
         """Whoever hosts the store must be the last to stop using it."""
@@ -229,6 +232,7 @@ class RealWorld(ThreadedWorld):
                 store.set("departed/all", b"1")
             if self.rank == 0:
                 store.wait(["departed/all"], _LONG)
+        self._prefixed.clear()
         _pool.give_back(self._clients)
 
 
