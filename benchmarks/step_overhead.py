@@ -151,7 +151,7 @@ def main() -> None:
         if arguments.memory:
             resident_bytes(arguments.memory)
         else:
-            race(*((8, 6) if arguments.quick else (30, 12)))
+            race(*((6, 5) if arguments.quick else (30, 12)))
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ratios"

@@ -244,11 +244,13 @@ def _twice() -> None:
         assert threading.active_count() == 1, threading.enumerate()
         assert sys.getswitchinterval() == before
         sockets.append(_sockets())
-    assert sockets[0] == sockets[1], sockets  # those of the job's own group and store
+    assert sockets[1] <= sockets[0], sockets  # those of the job's own group and store
 
 
 def _sockets() -> int:
+    """How many sockets are open, once Gloo's own thread has closed those that it drops."""
     gc.collect()
+    time.sleep(0.5)
     return sum(
         str(file.readlink()).startswith("socket:")
         for file in Path("/proc/self/fd").iterdir()

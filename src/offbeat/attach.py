@@ -255,9 +255,12 @@ class Attachment:
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on, and leave without them."""
-        if not self._closed:
-            self._end()
-            leave_world(self._world, error)
+        if self._closed:
+            return
+        self._end()
+        if getattr(error, "everywhere", False):
+            self._replica.stop()
+        leave_world(self._world, error)
 
     def detach(self) -> None:
         """Make a closed attachment's optimizer an ordinary one again."""

@@ -21,6 +21,9 @@ from __future__ import annotations
 class OffbeatError(Exception):
     """The root of all that offbeat raises at run time."""
 
+    everywhere = False
+    """Whether every worker raises it at the same point, so that all can end in an orderly way."""
+
 
 class ClusterError(OffbeatError, ValueError):
     """A cluster file that is malformed or describes an impossible cluster."""
@@ -28,6 +31,8 @@ class ClusterError(OffbeatError, ValueError):
 
 class DisagreementError(OffbeatError):
     """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes, lr."""
+
+    everywhere = True
 
 
 class DetachedError(OffbeatError):
@@ -40,6 +45,8 @@ class GradientError(OffbeatError):
 
 class NonFiniteGradientError(GradientError):
     """A gradient held NaN or infinity."""
+
+    everywhere = True
 
     def __init__(
         self, message: str, rank: int | None = None, round: int = -1, parameter: str = ""

@@ -21,7 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from offbeat.replica import Replica
 
-_is_unwritten: Callable[[Tensor], bool] = cast(Any, torch._C)._is_cow_tensor
+_is_unwritten: Callable[[Tensor], bool] | None = getattr(torch._C, "_is_cow_tensor", None)
 
 # A backward pass takes about twice as long as the forward pass before it.
 _FORWARD_SHARE = 1 / 3
@@ -33,7 +33,7 @@ class Overlap:
     def __init__(self, replica: Replica) -> None:
         self.reduces_next: Callable[[], bool] = lambda: False
         """Whether the backward pass at hand completes this worker's part of the round."""
-        self.on = hasattr(torch, "_lazy_clone")
+        self.on = hasattr(torch, "_lazy_clone") and _is_unwritten is not None
         self._replica = replica
         self._layout = replica.layout
         self._ready = [0] * len(self._layout.buckets)
@@ -60,7 +60,7 @@ class Overlap:
             self._replica.pile.micro_batches == 0  # backward without a step, then leaving
             or self._replica.samples != self._taken_samples
             or any(
-                parameters[number].grad is not grad or not _is_unwritten(grad)
+                parameters[number].grad is not grad or not cast(Any, _is_unwritten)(grad)
                 for number, grad in self._taken.items()
             )
         )

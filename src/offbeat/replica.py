@@ -150,6 +150,11 @@ class Replica:
             self._partial.resume()
             self.compute_began = self.world.now()
 
+    def stop(self) -> None:
+        """End the rounds together with everyone, and apply none of them."""
+        if self._partial is not None:
+            self._partial.stop()
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold of rounds, pending gradients and the algorithm."""
         return {

@@ -137,6 +137,7 @@ class PartialAllReduce:
         self._spare: list[Pile] = []
         self._log: deque[tuple[Record, Pile]] = deque()
         self._disagreement: DisagreementError | None = None
+        self._stopped = False
         self._taken = 0  # rounds that the program has taken from the log
         self._started = 0  # rounds that have taken this worker's pile
         self._completed = 0
@@ -198,6 +199,13 @@ class PartialAllReduce:
         yield from self._served(_LEFT_FOR_GOOD)
         self._activity.join()
 
+    def stop(self) -> None:
+        """Leave without looking at the records: everyone raises the same error, and does so."""
+        with self._state:
+            self._stopped = True
+        for _ in self.leave():
+            pass
+
     def _served(self, away: int) -> Iterator[Record]:
         with self._state:
             self._away = away
@@ -257,7 +265,7 @@ class PartialAllReduce:
         while True:
             with self._state:
                 if not self._log:
-                    if self._disagreement is not None:
+                    if self._disagreement is not None and not self._stopped:
                         raise self._disagreement
                     return
                 record, pile = self._log.popleft()

@@ -60,8 +60,14 @@ def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> W
 
 
 def leave_world(world: World, error: BaseException | None = None) -> None:
-    """Close the process's world with its last user, or at once if the user has failed."""
+    """Close the process's world with its last user, or at once if the user has failed.
+
+    Whoever ends at once takes the others down with it, by `WorkerLostError`. With an error that
+    all of them raise, everyone leaves in an orderly way instead, and raises that.
+    """
     global _process_world, _users
+    if getattr(error, "everywhere", False):
+        error = None
     if world is not _process_world:
         if error is not None:
             world.fail(error)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore as _PrefixStore
 
 from offbeat.clusters import Cluster
@@ -95,12 +96,12 @@ class RealWorld(ThreadedWorld):
         return _Channel(self, groups)
 
     def check(self) -> None:
-        super().check()
-        if not dist.is_initialized():
+        if not dist.is_initialized() and not self._closed:
             raise ClosedError(
                 f"worker {self.rank}: the default process group is gone: destroy_process_group() "
                 "was called inside the attached block; call it after the block"
             )
+        super().check()
 
     def close(self) -> None:
         """Agree, drain, then let go."""
@@ -384,7 +385,12 @@ class _Pool:
                 self._store, self._free = store, []
             if self._free:
                 return self._free.pop()
-        return store.clone()
+        if hasattr(store, "clone"):
+            return store.clone()
+        server = store._underlying_non_prefix_store  # a torch before `clone`: connect once more
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        client = TCPStore(server.host, server.port, is_master=False)
+        return _PrefixStore(f"attempt-{attempt}", client)
 
     def give_back(self, clients: dict[int, Store]) -> None:
         with self._lock:
