@@ -63,7 +63,14 @@ ALGORITHMS: dict[str, Contract] = {
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
-CLUSTERS = ["uniform-8", "two-slow-of-eight", "noisy-neighbours-16", "eager-cifar-8", "changing-8"]
+CLUSTERS = [
+    "uniform-8",
+    "two-slow-of-eight",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("noisy-neighbours-16", "eager-cifar-8", "changing-8")
+    ),
+]
 
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
