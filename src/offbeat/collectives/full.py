@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
+from offbeat.collectives.agreement import different_rates
 from offbeat.collectives.layout import Flats
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.record import Record, first_bad
-from offbeat.errors import DisagreementError
 from offbeat.worlds.base import Work, World
 
 
@@ -71,13 +71,8 @@ class FullAllReduce:
             header = self._header(pile, mine)
             self._reduce(pile.flats, header)
         samples, rates, bad = header[: 3 * size].view(3, size)
-        if bool((rates != rates[0]).any()):
-            odd = int((rates != rates[0]).nonzero()[0])
-            raise DisagreementError(
-                f"learning rates differ between worker 0 and worker {odd} in round {round}: "
-                "replicas would drift apart. Hand the scheduler to attach(scheduler=...), which "
-                "steps it once per round on every worker, instead of stepping it in the loop"
-            )
+        if (disagreement := different_rates(round, rates.tolist())) is not None:
+            raise disagreement
         if header[-2].item() == size and not samples.any():
             return None
         return Record(

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 import torch
 
-from offbeat.collectives.agreement import agree
+from offbeat.collectives.agreement import agree, different_rates
 from offbeat.collectives.layout import Layout
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
@@ -382,9 +382,11 @@ class PartialAllReduce:
         slots = [header[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
         samples = [sum(parts) for parts in zip(*slots[:3], strict=True)]
         rates, away, age, stale, bad, seconds, squares = slots[3:]
-        self._disagreement = self._disagreement or self._different_rates(round, rates)
+        # Those on time know the same rounds. The program raises it, after the rounds before.
+        number = self._offset + round
+        self._disagreement = self._disagreement or different_rates(number, rates)
         record = Record(
-            round=self._offset + round,
+            round=number,
             sum=pile.flats,
             samples_by_rank=tuple(samples),
             divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
@@ -409,22 +411,6 @@ class PartialAllReduce:
             limit = self._max_staleness
             due = frozenset(rank for rank in active if limit is not None and age[rank] >= limit)
             self._start = self._start_of(round + 1, active, due)
-
-    def _different_rates(self, round: int, rates: list[float]) -> DisagreementError | None:
-        """Those on time have applied the same rounds, so they must step alike.
-
-        The program raises it, on every worker, when it has taken the rounds before.
-        """
-        known = [(rank, rate) for rank, rate in enumerate(rates) if rate]
-        odd = next((rank for rank, rate in known if rate != known[0][1]), None)
-        if odd is None:
-            return None
-        return DisagreementError(
-            f"learning rates differ between worker {known[0][0]} and worker {odd} in round "
-            f"{self._offset + round}: replicas would drift apart. Hand the scheduler to "
-            "attach(scheduler=...), which steps it once per round on every worker, instead of "
-            "stepping it in the loop"
-        )
 
 
 def _parts(number: float) -> list[float]:
