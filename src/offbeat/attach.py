@@ -157,6 +157,11 @@ class Attachment:
         """How many workers there are."""
         return self._world.size
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began; virtual ones in virtual time."""
+        return self._world.now()
+
     def samples(self, n: float) -> None:
         """Say, before backward, that this micro-batch's gradient is a mean over `n` samples.
 
@@ -174,7 +179,8 @@ class Attachment:
             yield
         finally:
             self._in_no_sync = False
-        self._stats.compute_s += self._replica.computed()
+        began = self._compute()
+        self._tell("compute", from_s=began, to_s=self.seconds, samples=0.0, arrival="on time")
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
@@ -297,15 +303,19 @@ class Attachment:
             raise TypeError("optimizer.step(closure) is not supported: run backward before step()")
         self._check_parameters()
         replica, stats = self._replica, self._stats
-        stats.compute_s += replica.computed()
+        began, ended = self._compute(), self.seconds
         stats.steps += 1
         stats.computed_samples += replica.samples
-        if not self._unscaled():
-            replica.dropped_samples += replica.samples
-            replica.clear_gradients()
-            return
-        self._rounds = self.algorithm.step(replica)
-        if not self._next_round():
+        if self._unscaled():
+            self._rounds = self.algorithm.step(replica)
+            applies = self._next_round()
+        else:
+            replica.drop()
+            applies = False
+        self._tell(
+            "compute", from_s=began, to_s=ended, samples=replica.samples, arrival=replica.arrival
+        )
+        if not applies:
             replica.clear_gradients()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -316,12 +326,22 @@ class Attachment:
             self._apply_rounds()
         self._replica.stepped()
 
+    def _compute(self) -> float:
+        """Charge the micro-batch that was just computed; return when it began."""
+        began = self._replica.compute_began
+        self._stats.compute_s += self._replica.computed()
+        return began
+
     def _next_round(self) -> bool:
         """Let the algorithm run to its next round, and put that into `.grad`; False at the end."""
         while True:
             began = self._world.now()
             record = next(self._rounds, None)
-            self._stats.wait_s += self._world.now() - began
+            ended = self._world.now()
+            self._stats.wait_s += ended - began
+            if ended > began:
+                number = None if record is None else record.round
+                self._tell("wait", from_s=began, to_s=ended, round=number)
             if record is None:
                 return False
             if record.bad is None:
@@ -346,6 +366,17 @@ class Attachment:
         record, self._record = self._record, None
         assert record is not None
         self._stats.note(record, self._world.now())
+        self._tell(
+            "round",
+            round=record.round,
+            from_s=record.began_s,
+            to_s=record.ended_s,
+            at_s=self.seconds,
+            samples=record.samples,
+            workers=len(record.ranks),
+            staleness_rounds=record.staleness_rounds,
+            mean_staleness_rounds=record.mean_staleness_rounds,
+        )
         self._replica.applied()
         if self._scheduler is not None:
             for _ in range(1 + record.passed_over):
@@ -406,7 +437,22 @@ class Attachment:
         counts = [buffer for buffer in self._model.buffers() if not buffer.is_floating_point()]
         broadcast(self._channel, counts)
 
+    def _tell(self, kind: str, **facts: Any) -> None:
+        """Hand a line to whoever records this run; see records.py."""
+        if self._world.records is not None:
+            self._world.records({"kind": kind, "rank": self.rank, **facts})
+
     def _end(self) -> None:
+        stats = self.stats()
+        self._tell(
+            "end",
+            at_s=self.seconds,
+            steps=stats.steps,
+            compute_s=stats.compute_s,
+            wait_s=stats.wait_s,
+            samples=stats.computed_samples,
+            dropped_samples=stats.dropped_samples,
+        )
         self._closed = True
         self._replica.overlap.remove()
         self._world.open.remove(self)

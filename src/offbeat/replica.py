@@ -52,6 +52,8 @@ class Replica:
         """Rounds that this replica knows of: all that came before are in its parameters."""
         self.step = 0
         self.dropped_samples = 0.0
+        self.arrival: Arrival = "on time"
+        """What became of the latest micro-batch."""
         self.memory: dict[str, Any] = {}
         """What the algorithm remembers between steps; goes into checkpoints."""
         self.names = tuple(names)
@@ -122,15 +124,20 @@ class Replica:
 
     def contribute(self, *, drop_late: bool = False) -> Arrival:
         """Put the gradients of the micro-batch onto the pile and arrive; does not wait."""
-        arrival = self._rounds.contribute(
+        self.arrival = self._rounds.contribute(
             self._pile_up,
             learning_rates=self.learning_rates(),
             seconds=self._computed_s,
             drop_late=drop_late,
         )
-        if arrival == "dropped":
-            self.dropped_samples += self.samples
-        return arrival
+        if self.arrival == "dropped":
+            self.drop()
+        return self.arrival
+
+    def drop(self) -> None:
+        """Count the micro-batch at hand as dropped."""
+        self.arrival = "dropped"
+        self.dropped_samples += self.samples
 
     def results(self) -> Iterator[Record]:
         """Wait, if this worker was on time; then every round that it does not know of, in order."""
@@ -210,6 +217,7 @@ class Replica:
         self._count(pile)
 
     def _count(self, pile: Pile) -> None:
+        self.arrival = "on time"
         pile.samples += self.samples
         pile.micro_batches += 1
 

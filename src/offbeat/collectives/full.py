@@ -82,6 +82,8 @@ class FullAllReduce:
             divisor=samples.sum().item() / pile.unit,
             used=tuple((header[3 * size : -2] > 0).tolist()),
             waited_s=world.now() - began,
+            began_s=began,
+            ended_s=world.now(),
             bad=first_bad(bad.tolist()),
         )
 

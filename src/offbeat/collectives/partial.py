@@ -329,11 +329,12 @@ class PartialAllReduce:
                 self.pile.clear()
                 self._started += 1
                 mine = self._of_this_worker(pile, number)
+            began_s = self._world.now()
             self._reduce(pile, mine)
             sum_square = _square(pile) if self._choose else 0.0
             header = pile.flats.margin.tolist()
             with self._state:
-                self._log_round(number, pile, header, sum_square)
+                self._log_round(number, pile, header, sum_square, began_s)
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
@@ -376,7 +377,9 @@ class PartialAllReduce:
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:
             work.wait()
 
-    def _log_round(self, round: int, pile: Pile, header: list[float], sum_square: float) -> None:
+    def _log_round(
+        self, round: int, pile: Pile, header: list[float], sum_square: float, began_s: float
+    ) -> None:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
         slots = [header[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
@@ -392,6 +395,8 @@ class PartialAllReduce:
             divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
             used=tuple(count > 0 for count in header[_SLOTS * size :]),
             staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
+            began_s=began_s,
+            ended_s=self._world.now(),
             bad=first_bad(bad),
         )
         if self._disagreement is None:

@@ -27,6 +27,13 @@ class Record:
     """Seconds that this worker has waited for the round."""
     staleness_rounds: int = 0
     """Rounds that were applied between a gradient's parameters and its use; the oldest one's."""
+    mean_staleness_rounds: float = 0.0
+    """The same, of all gradients, weighed by their samples."""
+    micro_batches: int = 0
+    """How many are in it."""
+    began_s: float = 0.0
+    """When this worker's part went into the all-reduce."""
+    ended_s: float = 0.0
     bad: tuple[int, int] | None = None
     """The first worker and its parameter whose gradient was found to be NaN or infinite."""
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from offbeat.clusters import Cluster
 from offbeat.errors import WorkerLeft
+from offbeat.records import Sink
 
 Op = Literal["sum", "max", "min"]
 
@@ -145,6 +146,7 @@ class World(ABC):
         self.members = _everyone(size)
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
+        self.records: Sink | None = None  # who wants to know what happens here
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
         if cluster is not None:

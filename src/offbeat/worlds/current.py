@@ -13,6 +13,7 @@ import sys
 import torch.distributed as dist
 
 from offbeat.clusters import Cluster
+from offbeat.records import RecordsFile, worker_file
 from offbeat.worlds.alone import AloneWorld
 from offbeat.worlds.base import World
 from offbeat.worlds.real import RealWorld, under_torchrun
@@ -44,7 +45,7 @@ def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> W
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 
     `pace` is the cluster to replay on real processes, $OFFBEAT_PACE if None; `seed` that of its
-    noise, $OFFBEAT_SEED if None.
+    noise, $OFFBEAT_SEED if None. What happens is recorded in the folder $OFFBEAT_RECORDS, if set.
     """
     global _process_world, _users
     if (virtual := current_virtual_world()) is not None:
@@ -55,6 +56,8 @@ def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> W
         seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
         several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
         _process_world = RealWorld(cluster, seed) if several else AloneWorld(cluster, seed)
+        if folder := os.environ.get("OFFBEAT_RECORDS"):
+            _process_world.records = RecordsFile(worker_file(folder, _process_world.rank))
     _users += 1
     return _process_world
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from offbeat.clusters import Cluster
 from offbeat.clusters.network import Network
 from offbeat.errors import WorkerLeft, WorkerLostError, WorldError
+from offbeat.records import Sink
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, World, checked_members
 from offbeat.worlds.clock import Clock, Parked, Task, Worker
@@ -58,11 +59,13 @@ def run(
     workers: int | None = None,
     seed: int = 0,
     own_random_state: bool = True,
+    records: Sink | None = None,
 ) -> Run:
     """Run `function` on every worker of a virtual cluster, and return what they returned.
 
     `workers` resizes the cluster. `own_random_state=False` leaves out the generators of torch,
     Python and NumPy that each worker otherwise has to itself (tens of microseconds a switch).
+    `records` is called with a line for everything that happens: see `offbeat.records`.
     An exception in one worker ends the run and is raised here, with a note of its rank and time.
     """
     cluster = Cluster.load(cluster) if isinstance(cluster, str) else cluster
@@ -73,6 +76,7 @@ def run(
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
         world = VirtualWorld(city, worker, cluster, seed)
+        world.records = records
 
         def main(rank: int = rank, world: VirtualWorld = world) -> None:
             with suppress(WorkerLeft):

@@ -1,0 +1,71 @@
+"""What a run leaves behind: one JSON object a line, the same in every world.
+
+Reports, traces and scalars are made from these lines alone. Times are seconds since the world
+began; virtual ones are virtual. Every line has a `kind`:
+
+    run         what was run: algorithm, cluster, seed, ...; the lines after it belong to it
+    compute     rank, from_s, to_s, samples, arrival: "on time", "late" or "dropped"
+    wait        rank, from_s, to_s, round: the round that ended it, or null
+    round       rank, round, from_s, to_s: its all-reduce, as this worker took part in it;
+                at_s: when it was applied here; samples, workers: what is in it;
+                staleness_rounds: the oldest gradient's; mean_staleness_rounds
+    evaluation  at_s, round, samples: those applied until then; loss, accuracy or null
+    end         rank, at_s, steps, compute_s, wait_s, samples and dropped_samples of one worker
+    result      what a race says of the run: its figures
+
+A *sink* is a function that takes such a line as a dictionary. `offbeat.run(..., records=sink)`
+hands one to every virtual worker. Real processes that find $OFFBEAT_RECORDS write into the folder
+of that name, each its own file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+Sink = Callable[[Line], None]
+
+
+class RecordsFile:
+    """A sink that writes lines to a file, each at once: a worker may be killed at any time."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+
+    def __call__(self, line: Line) -> None:
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def worker_file(folder: str | Path, rank: int) -> Path:
+    """Where a real worker writes its lines."""
+    return Path(folder) / f"worker-{rank}.jsonl"
+
+
+def read(path: Path) -> Iterator[Line]:
+    """Yield the lines of a file, or of all workers' files in a folder."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path}: no records (*.jsonl) in this folder")
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            yield from _parsed(file, lines)
+
+
+def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Line]:
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            if not text.endswith("\n"):
+                return  # cut off in the middle: whoever wrote it was killed
+            raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
+        if not isinstance(line, dict) or "kind" not in line:
+            raise ValueError(f'{file}, line {number}: not a record: it has no "kind"')
+        yield line

@@ -1,0 +1,1 @@
+"""Records in; tables, pages and traces out. Nothing here runs anything."""
