@@ -202,7 +202,7 @@ def test_m_is_chosen_from_times_and_noise() -> None:
     seconds = (1.0, 1.0, 1.1, 5.0)
     choice = Choice(4)
     for round in range(30):  # |mean|^2 = 1 + 100/4: signal 1, noise 100
-        m = choice(Measured(round, seconds, (101.0,) * 4, 26.0))
+        m = choice(Measured(round, seconds, (1.0,) * 4, (101.0,) * 4, 26.0))
     assert m == best_m(seconds, 100.0) == 3
 
 

@@ -21,7 +21,7 @@ from nets import loss, net, same, sgd, train
 import offbeat
 from offbeat.algorithms.msync import best_m, rounds_cost
 from offbeat.clusters import Cluster
-from offbeat.collectives import Layout, PartialAllReduce, Quorum
+from offbeat.collectives import Layout, PartialAllReduce, Quorum, Rules
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.worlds import enter_world
 
@@ -94,7 +94,8 @@ def test_a_trigger_that_cannot_be_meant_is_refused(quorum: Any, message: str) ->
 @pytest.mark.parametrize("settings", [{"max_staleness_rounds": -1}, {"full_every": 0}])
 def test_a_bound_that_cannot_be_meant_is_refused(settings: dict[str, Any]) -> None:
     def worker() -> None:
-        PartialAllReduce(enter_world(), "bad", Layout(["x"], [torch.zeros(1)]), "solo", **settings)
+        layout = Layout(["x"], [torch.zeros(1)])
+        PartialAllReduce(enter_world(), "bad", layout, Rules("solo", **settings))
 
     [(name, value)] = settings.items()
     with pytest.raises(ValueError, match=rf"{name} must be .*, got {value}"):

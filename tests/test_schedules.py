@@ -21,7 +21,7 @@ import torch
 
 import offbeat
 from offbeat.clusters import Cluster
-from offbeat.collectives import Arrival, Layout, PartialAllReduce, Pile, Record
+from offbeat.collectives import Arrival, Layout, PartialAllReduce, Pile, Record, Rules
 from offbeat.collectives.partial import _Start
 from offbeat.worlds import World, enter_world
 
@@ -230,9 +230,11 @@ def live(world: World, schedule: Schedule, starts: Starts) -> Log:
         world,
         f"schedule {schedule.seed}",
         Layout(["gradient"], [replica]),
-        schedule.quorum,
-        max_staleness_rounds=schedule.max_staleness_rounds,
-        full_every=schedule.full_every,
+        Rules(
+            schedule.quorum,
+            max_staleness_rounds=schedule.max_staleness_rounds,
+            full_every=schedule.full_every,
+        ),
     )
 
     def take(records: Iterable[Record]) -> None:

@@ -2,7 +2,16 @@
 
 from offbeat import errors
 from offbeat.algorithm import Algorithm
-from offbeat.algorithms import EagerSGD, MSyncSGD, SyncSGD
+from offbeat.algorithms import (
+    ABSSGD,
+    LBBSP,
+    DropCompute,
+    EagerSGD,
+    LocalSGD,
+    MSyncSGD,
+    NonblockingSGD,
+    SyncSGD,
+)
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
 from offbeat.collectives import Partial, Record, partial_all_reduce
@@ -12,11 +21,16 @@ from offbeat.worlds import Run, rank, run, world_size
 __version__ = "0.1.0"
 
 __all__ = [
+    "ABSSGD",
+    "LBBSP",
     "Algorithm",
     "Attachment",
     "Cluster",
+    "DropCompute",
     "EagerSGD",
+    "LocalSGD",
     "MSyncSGD",
+    "NonblockingSGD",
     "Partial",
     "Record",
     "Run",

@@ -29,6 +29,14 @@ class Algorithm(ABC):
         """
         return False
 
+    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+        """Pass on the rounds that this worker comes to know of, in order, adjusted if need be.
+
+        Every round goes through here once, on every worker: those of a step, of leaving, and of
+        the pause for a checkpoint.
+        """
+        return records
+
     @abstractmethod
     def step(self, replica: Replica) -> Iterator[Record]:
         """One micro-batch is done; its gradients are in `.grad`."""

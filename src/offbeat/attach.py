@@ -102,6 +102,7 @@ class Attachment:
         self._in_no_sync = False
         self._rounds: Iterator[Record] = iter(())
         self._record: Record | None = None
+        self._rates: list[Any] = []  # as they were before a round that scales them
         self._own_step = False
         self._stats = Stats(world.rank)
 
@@ -205,7 +206,7 @@ class Attachment:
                 "state_dict() between backward and step, while gradients are being reduced: "
                 "call it after optimizer.step()"
             )
-        self._rounds = self._replica.settle()
+        self._rounds = self.algorithm.rounds(self._replica, self._replica.settle())
         self._apply_rounds()
         cuda = torch.cuda.is_available()
         state = {
@@ -344,13 +345,17 @@ class Attachment:
                 self._tell("wait", from_s=began, to_s=ended, round=number)
             if record is None:
                 return False
-            if record.bad is None:
+            if record.bad is not None:
+                self._not_finite(record, *record.bad)
+            elif not record.samples:
+                self._replica.applied()  # nobody had data: nothing to apply
+            else:
                 self._replica.install(record)
                 if self._clip_norm is not None:
                     nn.utils.clip_grad_norm_(self._replica.parameters, self._clip_norm)
                 self._record = record
+                self._scale_rates(record.rate)
                 return True
-            self._not_finite(record, *record.bad)
 
     def _apply_rounds(self) -> None:
         """Apply what rounds are left, by steps of our own."""
@@ -365,7 +370,28 @@ class Attachment:
     def _applied(self) -> None:
         record, self._record = self._record, None
         assert record is not None
+        self._restore_rates()
         self._stats.note(record, self._world.now())
+        if record.ends_round:
+            self._tell_round(record)
+        self._replica.applied()
+        if self._scheduler is not None:
+            for _ in range(record.schedule_steps):
+                self._scheduler.step()
+
+    def _scale_rates(self, factor: float) -> None:
+        """Change the learning rates for one update."""
+        if factor != 1.0:
+            for group in self._optimizer.param_groups:
+                self._rates.append(group["lr"])
+                group["lr"] = group["lr"] * factor
+
+    def _restore_rates(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate
+        self._rates.clear()
+
+    def _tell_round(self, record: Record) -> None:
         self._tell(
             "round",
             round=record.round,
@@ -377,10 +403,6 @@ class Attachment:
             staleness_rounds=record.staleness_rounds,
             mean_staleness_rounds=record.mean_staleness_rounds,
         )
-        self._replica.applied()
-        if self._scheduler is not None:
-            for _ in range(1 + record.passed_over):
-                self._scheduler.step()
 
     def _not_finite(self, record: Record, rank: int, number: int) -> None:
         parameter = self._replica.names[number]

@@ -5,6 +5,9 @@ a round takes the pile and gives back a record, which the algorithm yields to ha
 
     accumulate, all_reduce            rounds that wait for everyone (SyncSGD)
     contribute, results, serve        rounds that start with a quorum (EagerSGD and relatives)
+    called, hand_over, arrive_at      rounds that take a pile between two micro-batches (ABSSGD)
+    own_step, average_models          rounds that average models (LocalSGD)
+    share                             a few numbers of every worker, for all of them
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from struct import pack
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +32,7 @@ from offbeat.collectives import (
     PartialAllReduce,
     Pile,
     Record,
+    Rules,
 )
 from offbeat.errors import GradientError
 from offbeat.overlap import Overlap
@@ -63,21 +67,27 @@ class Replica:
         self.full = FullAllReduce(world, name)
         self.overlap = Overlap(self)
         self.compute_began = world.now()
+        self.round_began = world.now()
+        """When this worker applied its latest round."""
         self._name = name
         self.models = self.full.channel  # the program's own, between rounds
         self._optimizer = optimizer
         self._partial: PartialAllReduce | None = None
         self._weighs = True
+        self.choose: Callable[[Measured], int] | None = None
+        self._abandons = False
+        self._brings = True  # the micro-batch at hand has gradients
         self._declared_samples = 0.0
         self._charged_samples = 0.0
-        self._computed_s = 0.0
+        self._computed_s: list[float] = []  # of each micro-batch since the last round
+        self._own_samples = 0.0  # in own steps since models were averaged
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
 
     @property
     def samples(self) -> float:
-        """The weight of the micro-batch at hand: what the user declared, or 1."""
-        return self._declared_samples or 1.0
+        """The weight of the micro-batch at hand: what the user declared, or 1; 0 without any."""
+        return (self._declared_samples or 1.0) if self._brings else 0.0
 
     def accumulate(self) -> None:
         """Put the gradients of the micro-batch that was just computed onto the pile."""
@@ -102,46 +112,91 @@ class Replica:
 
     def open_partial(
         self,
-        quorum: str | int | float,
+        rules: Rules,
         *,
-        average: Literal["samples", "workers"] = "samples",
-        max_staleness_rounds: int | None = None,
-        full_every: int | None = None,
         choose: Callable[[Measured], int] | None = None,
+        abandon: bool = False,
     ) -> None:
-        """Have rounds start with a quorum, from now on."""
-        self._weighs = average == "samples"
-        self._partial = PartialAllReduce(
-            self.world,
-            self._name,
-            self.layout,
-            quorum,
-            max_staleness_rounds=max_staleness_rounds,
-            divisor=average,
-            full_every=full_every,
-            choose=choose,
-        )
+        """Have rounds start by these rules, from now on.
 
-    def contribute(self, *, drop_late: bool = False) -> Arrival:
-        """Put the gradients of the micro-batch onto the pile and arrive; does not wait."""
+        With `abandon`, a round that starts without the gradient that is being computed ends that
+        computation at once, where time is modelled.
+        """
+        self.choose = choose
+        self._weighs = rules.divisor == "samples"
+        self._abandons = abandon
+        self._partial = PartialAllReduce(self.world, self._name, self.layout, rules, choose)
+
+    def contribute(
+        self, *, arrive: bool = True, delay: int = 0, drop_late: bool = False
+    ) -> Arrival:
+        """Put the gradients of the micro-batch onto the pile and arrive, or not; does not wait."""
         self.arrival = self._rounds.contribute(
             self._pile_up,
+            arrive=arrive,
+            delay=delay,
             learning_rates=self.learning_rates(),
-            seconds=self._computed_s,
+            seconds=sum(self._computed_s) / len(self._computed_s) if self._computed_s else 0.0,
             drop_late=drop_late,
         )
         if self.arrival == "dropped":
             self.drop()
         return self.arrival
 
+    @property
+    def piled(self) -> int:
+        """Micro-batches that no round has taken yet."""
+        return self._rounds.pile.micro_batches
+
+    @property
+    def piled_samples(self) -> float:
+        """Their samples."""
+        return self._rounds.pile.samples
+
+    @property
+    def gave_rounds(self) -> int:
+        """Rounds that have taken this worker's pile."""
+        return self._rounds.gave_rounds
+
+    @property
+    def gave_s(self) -> float:
+        """When the latest of them did."""
+        return self._rounds.gave_s
+
+    @property
+    def called(self) -> bool:
+        """Whether a round has started and waits for this worker's pile."""
+        return self._rounds.called
+
+    def await_call(self) -> None:
+        """Wait for such a round: this worker has enough."""
+        self._rounds.await_call()
+
+    def hand_over(self) -> None:
+        """Give the pile to the round that waits for it, and go on."""
+        self._rounds.hand_over()
+        self._computed_s.clear()
+
+    def arrive(self) -> None:
+        """Count as there for the next round, whatever will be on the pile."""
+        self._rounds.arrive()
+
+    def arrive_at(self, moment: float) -> None:
+        """Arrive at that moment, unless a round has taken the pile before."""
+        self._rounds.arrive_at(moment)
+
     def drop(self) -> None:
         """Count the micro-batch at hand as dropped."""
         self.arrival = "dropped"
         self.dropped_samples += self.samples
 
-    def results(self) -> Iterator[Record]:
-        """Wait, if this worker was on time; then every round that it does not know of, in order."""
-        return self._known(self._rounds.results())
+    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Record]:
+        """Wait, if this worker was on time; then every round that it does not know of, in order.
+
+        With a `delay`, all but the latest so many that it has given to. Without `wait`, those that
+        are there.
+        """
+        return self._known(self._rounds.results(delay=delay, wait=wait))
 
     def serve(self) -> Iterator[Record]:
         """Leave: every round of the others, until all have left."""
@@ -185,20 +240,69 @@ class Replica:
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
         """Only the last of the rounds at hand: those before it are passed over, as in the paper."""
-        passed_over, samples = 0, 0.0
+        rounds, samples = 1, 0.0
         for record in records:
             if self._rounds.more:
-                passed_over += 1
+                rounds += 1
                 samples += record.samples_by_rank[self.world.rank]
                 continue
-            yield replace(record, passed_over=passed_over, samples_passed_over=samples)
-            passed_over, samples = 0, 0.0
+            yield replace(record, schedule_steps=rounds, samples_passed_over=samples)
+            rounds, samples = 1, 0.0
 
     def copy_from_worker_0(self) -> None:
         """Take over worker 0's parameters and optimizer state; everyone calls this."""
         state = (value for each in self._optimizer.state.values() for value in each.values())
         tensors = [*self.parameters, *(value for value in state if isinstance(value, Tensor))]
         broadcast(self.models, tensors)
+
+    # --- what an algorithm calls: models and numbers ---------------------------------------
+
+    def own_step(self, ends_round: bool) -> Record:
+        """This worker's own gradient, as if it were a round: models drift until averaged."""
+        self.accumulate()
+        self._own_samples += self.pile.samples
+        mine = [0.0] * self.world.size
+        mine[self.world.rank] = self.pile.samples
+        return Record(
+            round=self.round,
+            sum=self.pile.flats,
+            samples_by_rank=tuple(mine),
+            divisor=self.pile.samples / self.pile.unit,
+            used=tuple(self.pile.used),
+            micro_batches=1,
+            schedule_steps=int(ends_round),
+            ends_round=ends_round,
+        )
+
+    def average_models(self, leaving: bool = False) -> bool:
+        """Make everyone's parameters their mean, weighed by the samples since the last time.
+
+        False if all are leaving, and nobody has made a step since.
+        """
+        header = torch.tensor([self._own_samples, float(leaving)], dtype=torch.float64)
+        self.models.all_reduce(header).wait()
+        samples, leaves = header.tolist()
+        if leaves == self.world.size and not samples:
+            return False
+        self.round += 1
+        if samples:
+            flats = self.pile.flats
+            with torch.no_grad():
+                torch._foreach_copy_(flats.views, list(self.parameters))
+                for tensor in flats.tensors:
+                    self.models.all_reduce(tensor.mul_(self._own_samples / samples)).wait()
+                torch._foreach_copy_(list(self.parameters), flats.views)
+            self.pile.clear()
+        self._own_samples = 0.0
+        return True
+
+    def share(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Tell everyone as many numbers, and return all workers', by rank; everyone calls this."""
+        table = torch.zeros(self.world.size, len(numbers), dtype=torch.float64)
+        table[self.world.rank] = torch.tensor(numbers, dtype=torch.float64)
+        self.models.all_reduce(table).wait()
+        everyone: list[list[float]] = table.tolist()
+        return everyone
 
     @property
     def _rounds(self) -> PartialAllReduce:
@@ -208,6 +312,7 @@ class Replica:
     def _known(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
             self.round += 1
+            self._computed_s.clear()
             if record.samples:
                 yield record
 
@@ -231,18 +336,27 @@ class Replica:
 
     def computed(self) -> float:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
-        self.world.sleep_until(self.compute_began + self.compute_s())
+        ends = self.compute_began + self.compute_s()
+        if self._abandons and self._partial is not None:
+            self._partial.wait_until(ends)
+        else:
+            self.world.sleep_until(ends)
         self.step += 1
         self._charged_samples = self._declared_samples
+        self._brings = any(parameter.grad is not None for parameter in self.parameters)
         now = self.world.now()
-        self._computed_s, self.compute_began = now - self.compute_began, now
-        return self._computed_s
+        computed_s, self.compute_began = now - self.compute_began, now
+        self._computed_s.append(computed_s)
+        return computed_s
 
     def stepped(self) -> None:
         """The step is over: what follows is the next micro-batch."""
         self._declared_samples = self._charged_samples = 0.0
+        self._brings = True
         self.overlap.reset()
         self.compute_began = self.world.now()
+        if not self.step:
+            self.round_began = self.compute_began
 
     def install(self, record: Record) -> None:
         """Write a record's mean into `.grad`; None where nobody had one.
@@ -260,7 +374,8 @@ class Replica:
             torch.div(view, record.divisor, out=parameter.grad)
 
     def applied(self) -> None:
-        """The round that took this worker's pile is done with."""
+        """A round has been applied, or passed by."""
+        self.round_began = self.world.now()
         if self._partial is None:
             self.pile.clear()
 
@@ -278,7 +393,7 @@ class Replica:
     def gather(self, numbers: Sequence[int], nothing: bool = False) -> None:
         """Add `.grad` of these parameters, times samples, to the pile."""
         pile = self.pile
-        if not pile.micro_batches and self.world.size == 1 and self._weighs:
+        if not pile.micro_batches and self.world.size == 1 and self._weighs and self.samples:
             pile.unit = self.samples
         weight = self.samples / pile.unit if self._weighs else 1.0
         into, grads, without = [], [], []

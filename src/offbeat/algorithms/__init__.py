@@ -1,7 +1,21 @@
 """One paper, one file."""
 
+from offbeat.algorithms.abs import ABSSGD
+from offbeat.algorithms.dropcompute import DropCompute
 from offbeat.algorithms.eager import EagerSGD
+from offbeat.algorithms.lbbsp import LBBSP
+from offbeat.algorithms.local import LocalSGD
 from offbeat.algorithms.msync import MSyncSGD
+from offbeat.algorithms.nonblocking import NonblockingSGD
 from offbeat.algorithms.sync import SyncSGD
 
-__all__ = ["EagerSGD", "MSyncSGD", "SyncSGD"]
+__all__ = [
+    "ABSSGD",
+    "LBBSP",
+    "DropCompute",
+    "EagerSGD",
+    "LocalSGD",
+    "MSyncSGD",
+    "NonblockingSGD",
+    "SyncSGD",
+]

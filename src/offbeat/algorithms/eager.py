@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Quorum, Record
+from offbeat.collectives import Quorum, Record, Rules
 from offbeat.replica import Replica
 
 
@@ -56,25 +56,26 @@ class EagerSGD(Algorithm):
         Quorum.of(self.quorum, size)
 
     def start(self, replica: Replica) -> None:
-        replica.open_partial(
+        rules = Rules(
             self.quorum,
-            average=self.average,
             max_staleness_rounds=self.max_staleness_rounds,
+            divisor=self.average,
             full_every=self.synchronise_rounds if self.replicas == "drift" else None,
         )
+        replica.open_partial(rules)
 
     def step(self, replica: Replica) -> Iterator[Record]:
         replica.contribute(drop_late=self.late == "drop")
-        yield from self._applied(replica, replica.results())
+        yield from self.rounds(replica, replica.results())
 
     def leave(self, replica: Replica) -> Iterator[Record]:
-        yield from self._applied(replica, replica.serve())
+        yield from self.rounds(replica, replica.serve())
 
-    def _applied(self, replica: Replica, rounds: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
         if self.replicas == "identical":
-            yield from rounds
+            yield from records
             return
-        for record in replica.newest(rounds):
+        for record in replica.newest(records):
             yield record
             if (record.round + 1) % self.synchronise_rounds == 0:
                 replica.copy_from_worker_0()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Measured, Quorum, Record
+from offbeat.collectives import Measured, Quorum, Record, Rules
 from offbeat.replica import Replica
 
 
@@ -38,7 +38,7 @@ class MSyncSGD(Algorithm):
 
     def start(self, replica: Replica) -> None:
         choose = Choice(replica.world.size) if self.m == "auto" else None
-        replica.open_partial(self._first(replica.world.size), choose=choose)
+        replica.open_partial(Rules(self._first(replica.world.size)), choose=choose)
 
     def step(self, replica: Replica) -> Iterator[Record]:
         replica.contribute(drop_late=True)

@@ -3,7 +3,7 @@
 from offbeat.collectives.agreement import agree
 from offbeat.collectives.full import Contribution, FullAllReduce
 from offbeat.collectives.layout import Flats, Layout
-from offbeat.collectives.partial import Arrival, Measured, PartialAllReduce
+from offbeat.collectives.partial import Arrival, Measured, PartialAllReduce, Rules
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record
@@ -21,6 +21,7 @@ __all__ = [
     "Pile",
     "Quorum",
     "Record",
+    "Rules",
     "agree",
     "partial_all_reduce",
 ]

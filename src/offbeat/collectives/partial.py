@@ -23,19 +23,31 @@ arrival sets the key itself: no counting, one message.
 
 A worker that has left is counted too, until a header has told everyone: a round also starts when
 all candidates are there or have left. The round in which all are leaving is the last.
+
+Variations, in `Rules`. With `hold`, a round that has started takes a worker's pile only between
+two micro-batches: when the program hands it over, or waits. So no gradient of older parameters
+comes after it, and the program need not wait either: it may hand over, and go on computing.
+
+    worker 0   compute ──┐ ready ─ compute ──┐ hands over, applies 6, goes on ───────────
+    worker 1   compute ──────────────┐ ready: round 7 starts; hands over, applies 6 ─────
+               background                    └── all-reduce of 7 ──┘
+
+A second activity, the messenger, then sends what the program has to say, so that it never waits
+for the control plane; and it arrives on the program's behalf when a deadline has passed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from struct import pack, unpack
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 import torch
 
 from offbeat.collectives.agreement import agree, different_rates
+from offbeat.collectives.header import Share, Shares, in_parts, room, written
 from offbeat.collectives.layout import Layout
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
@@ -46,9 +58,47 @@ from offbeat.worlds.base import World
 # The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
-_SLOTS = 10  # numbers that each rank has in the header; float32 must hold them exactly
 
 Arrival = Literal["on time", "late", "dropped"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a round starts, and what it takes; the same on every worker."""
+
+    quorum: str | int | float
+    max_staleness_rounds: int | None = None
+    divisor: Literal["samples", "workers"] = "samples"
+    full_every: int | None = None
+    """Every so many rounds, one of everybody."""
+    hold: bool = False
+    """Take a worker's pile only between two of its micro-batches."""
+    overdue_s: float | None = None
+    """A worker that has not given anything for so long is counted as there, and holds no more."""
+    least_samples: float = 0.0
+    """A round does not start with fewer, as long as everybody is here."""
+    most_samples: float = inf
+    """With so many a round starts, whoever is there."""
+    alarms: bool = False
+    """Whether the program will call `arrive_at`."""
+
+    def __post_init__(self) -> None:
+        if self.max_staleness_rounds is not None and self.max_staleness_rounds < 0:
+            raise ValueError(
+                f"max_staleness_rounds must be 0 or more, or None, got {self.max_staleness_rounds}"
+            )
+        if self.full_every is not None and self.full_every < 1:
+            raise ValueError(f"full_every must be at least 1, or None, got {self.full_every}")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the samples of all workers must be counted before a round."""
+        return self.least_samples > 0 or self.most_samples < inf
+
+    @property
+    def messenger(self) -> bool:
+        """Whether the program leaves talking to others to a second activity."""
+        return self.hold or self.alarms or self.bounded or self.overdue_s is not None
 
 
 @dataclass(frozen=True)
@@ -59,6 +109,7 @@ class _Start:
     candidates: frozenset[int]
     needed: int
     due: frozenset[int]
+    least_samples: float
 
     def met(self, arrived: int) -> bool:
         on_time, left, due = arrived % _LEFT, arrived % _DUE // _LEFT, arrived // _DUE
@@ -74,6 +125,8 @@ class Measured:
     round: int
     seconds: tuple[float, ...]
     """By rank: how long its latest gradient took, 0 if it has not said so yet."""
+    samples: tuple[float, ...]
+    """Of those that contributed."""
     squares: tuple[float, ...]
     """Of those that contributed: the squared norm of what each brought."""
     mean_square: float
@@ -92,31 +145,21 @@ class PartialAllReduce:
         world: World,
         name: str,
         layout: Layout,
-        quorum: str | int | float,
-        *,
-        max_staleness_rounds: int | None = None,
-        divisor: Literal["samples", "workers"] = "samples",
-        full_every: int | None = None,
+        rules: Rules,
         choose: Callable[[Measured], int] | None = None,
     ) -> None:
-        if max_staleness_rounds is not None and max_staleness_rounds < 0:
-            raise ValueError(
-                f"max_staleness_rounds must be 0 or more, or None, got {max_staleness_rounds}"
-            )
-        if full_every is not None and full_every < 1:
-            raise ValueError(f"full_every must be at least 1, or None, got {full_every}")
-        self._quorum = Quorum.of(quorum, world.size)
-        self._full_every = full_every
+        self._quorum = Quorum.of(rules.quorum, world.size)
+        self._rules = rules
         self._choose = choose
         self._place = f"partial/{name}/{next(world.numbers)}"  # a name may be used again
         agree(
             world,
             self._place,
             {
-                "the quorum": str(quorum),
-                "max_staleness_rounds": max_staleness_rounds,
-                "the divisor": divisor,
-                "full_every": full_every,
+                **{
+                    rule.replace("quorum", "the quorum"): str(it)
+                    for rule, it in asdict(rules).items()
+                },
                 "tensors": [
                     f"{name} of shape {tuple(tensor.shape)} and {tensor.dtype}"
                     for name, tensor in zip(layout.names, layout.parameters, strict=True)
@@ -126,15 +169,16 @@ class PartialAllReduce:
         self._world = world
         self._name = name
         self._layout = layout
-        self._max_staleness = max_staleness_rounds
-        self._divisor = divisor
         self._channel = world.channel(self._place)
         for bucket in layout.buckets:  # make the groups now, not in the first round
             self._channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
         self._state = world.condition(f"a round of {name!r}")
-        # All below is shared by the program and the background activity, under _state.
+        # All below is shared by the program and the background activities, under _state.
         self.pile = self._new_pile()
+        self.gave_s = world.now()
+        """When a round took this worker's pile for the last time."""
         self._spare: list[Pile] = []
+        self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
         self._log: deque[tuple[Record, Pile]] = deque()
         self._disagreement: DisagreementError | None = None
         self._stopped = False
@@ -143,8 +187,14 @@ class PartialAllReduce:
         self._completed = 0
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._on_time_for = -1
+        self._delay = 0
+        self._knew = 0  # rounds that the latest gradient knew of
         self._learning_rates = 0.0
         self._seconds = 0.0
+        self._called = False  # a round has started, and waits for the program's next boundary
+        self._idle = False  # the program waits for a round
+        self._overdue = False
+        self._alarm: float | None = None
         self._away = _HERE
         self._settled = False  # all are paused, or have left
         self._paused = 0
@@ -152,7 +202,12 @@ class PartialAllReduce:
         self._offset = 0  # rounds before this collective began: those of a checkpoint
         self._start = self._first_start()
         self._announced = 0  # what this worker has added to the current round's counter
-        self._activity = world.spawn(f"rounds of {name}", self._serve)
+        self._reported = 0  # samples of its pile that the others know of
+        self._stirred = False  # the messenger has something to look at
+        self._activities = [world.spawn(f"rounds of {name}", self._serve)]
+        if rules.messenger:
+            self._set_alarm()
+            self._activities.append(world.spawn(f"messages of {name}", self._carry_messages))
 
     # --- what the worker's program calls ---------------------------------------------------
 
@@ -160,44 +215,101 @@ class PartialAllReduce:
         self,
         add: Callable[[Pile], None],
         *,
+        arrive: bool = True,
+        delay: int = 0,
         learning_rates: float = 0.0,
         seconds: float = 0.0,
         drop_late: bool = False,
     ) -> Arrival:
-        """Have `add` put a gradient of the newest taken parameters on the pile, and arrive.
+        """Have `add` put a gradient of the newest taken parameters on the pile, and arrive or not.
 
-        Does not wait. With `drop_late` a gradient that missed its own round is not added.
+        Does not wait. It is late if more rounds than `delay` have started since those parameters.
+        With `drop_late` it is then not added.
         """
         with self._state:
             if self._away:
                 raise ClosedError(f"a contribution to {self._name!r} after leaving it")
-            late = self._started > self._taken
+            late = self._started > self._taken + delay
             if not (late and drop_late):
+                before = self.pile.samples
                 add(self.pile)
+                self.pile.known_samples += (self.pile.samples - before) * self._taken
                 if self.pile.oldest_round is None:
                     self.pile.oldest_round = self._taken
             self._learning_rates, self._seconds = learning_rates, seconds
+            self._delay, self._knew = delay, self._taken
             # On time: wait for the round that will take this. Late: only for one under way.
-            self._resumes_after = self._started if late else self._started + 1
-            self._on_time_for = -1 if late else self._started
+            waits = arrive and not late
+            self._resumes_after = self._started + 1 if waits else self._started
+            self._on_time_for = self._started if waits else -1
             start, arrival = self._arrival()
         self._announce(start, arrival)
         return "on time" if not late else "dropped" if drop_late else "late"
 
-    def results(self) -> Iterator[Record]:
+    def arrive(self) -> None:
+        """Count as there for the next round, with whatever will be on the pile."""
+        with self._state:
+            self._on_time_for = self._started
+            start, arrival = self._arrival()
+        self._announce(start, arrival)
+
+    def arrive_at(self, moment: float) -> None:
+        """Arrive at that moment, unless a round has taken the pile before."""
+        with self._state:
+            self._alarm = moment
+            self._stir()
+
+    @property
+    def gave_rounds(self) -> int:
+        """Rounds that have taken this worker's pile, those before a checkpoint included."""
+        return self._offset + self._started
+
+    @property
+    def called(self) -> bool:
+        """Whether a round has started and waits for this worker to hand over its pile."""
+        with self._state:
+            return self._called and self._given is None
+
+    def await_call(self) -> None:
+        """Wait until a round has started and waits for this worker's pile."""
+        with self._state:
+            self._state.wait_for(lambda: self._called or self._ended)
+
+    def hand_over(self) -> None:
+        """Give the pile to the round that waits for it; go on with an empty one."""
+        with self._state:
+            if self._called and self._given is None:
+                self._give()
+                self._resumes_after = self._started
+                self._state.notify_all()
+
+    def wait_until(self, moment: float) -> bool:
+        """Wait for that moment, or for a round that starts without the gradient at hand."""
+        with self._state:
+            return self._state.wait_for(lambda: self._started > self._taken, until=moment)
+
+    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Record]:
         """Wait for what `contribute` said to wait for; yield every record not taken, in order.
 
-        A record's buffers are lent until the next one is asked for.
+        With a `delay`, all rounds but the latest so many that this worker has given to. Without
+        `wait`, those that are there. A record's buffers are lent until the next one is asked for.
         """
         began = self._world.now()
         with self._state:
-            self._state.wait_for(lambda: self._completed >= self._resumes_after or self._ended)
-        yield from self._take(waited_s=self._world.now() - began)
+            last = self._resumes_after if delay is None else self._started - delay
+            if wait and self._completed < last:
+                self._idle = True
+                self._state.notify_all()
+                self._state.wait_for(lambda: self._completed >= last or self._ended)
+                self._idle = False
+        waited_s = self._world.now() - began
+        yield from self._take(waited_s, None if delay is None else last)
 
     def leave(self) -> Iterator[Record]:
         """Contribute nothing more; yield the records of the others' rounds until all have left."""
         yield from self._served(_LEFT_FOR_GOOD)
-        self._activity.join()
+        for activity in self._activities:
+            activity.join()
 
     def stop(self) -> None:
         """Leave without looking at the records: everyone raises the same error, and does so."""
@@ -210,13 +322,14 @@ class PartialAllReduce:
         with self._state:
             self._away = away
             start, arrival = self._arrival()
+            self._state.notify_all()
         self._announce(start, arrival)
         done = False
         while not done:
             with self._state:
                 self._state.wait_for(lambda: bool(self._log) or self._is_over(away))
                 done = self._is_over(away)
-            yield from self._take(waited_s=0.0)
+            yield from self._take(0.0)
 
     def _is_over(self, away: int) -> bool:
         """Whoever has left for good serves on when the others pause."""
@@ -239,12 +352,14 @@ class PartialAllReduce:
         with self._state:
             self._away = _HERE
             self._settled = False
+            self._set_alarm()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold; after `settle`."""
         pile = self.pile.state_dict()
         if pile["oldest_round"] is not None:
             pile["oldest_round"] -= self._taken
+            pile["known_samples"] -= self._taken * pile["samples"]
         return {"round": self._offset + self._taken, "pile": pile}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -261,10 +376,10 @@ class PartialAllReduce:
         """Whether the log holds rounds that the program has not taken."""
         return bool(self._log)
 
-    def _take(self, waited_s: float) -> Iterator[Record]:
+    def _take(self, waited_s: float, last: int | None = None) -> Iterator[Record]:
         while True:
             with self._state:
-                if not self._log:
+                if not self._log or (last is not None and self._taken >= last):
                     if self._disagreement is not None and not self._stopped:
                         raise self._disagreement
                     return
@@ -279,58 +394,120 @@ class PartialAllReduce:
 
     def _arrival(self) -> tuple[_Start, int]:
         """What this worker has to add to the counter of the next round, if anything; under lock."""
+        if self._rules.messenger:
+            self._stir()
+            return self._start, 0
+        return self._start, self._arrives()
+
+    def _arrives(self) -> int:
         start, rank = self._start, self._world.rank
         if self._started > self._completed or self._ended or self._settled:
-            return start, 0  # who must be there for the next round is not known yet
+            return 0  # who must be there for the next round is not known yet
         arrived = 0
         if rank in start.candidates and not self._announced % _DUE:
             if self._away:
                 arrived += _LEFT
-            elif self._on_time_for == start.round:
+            elif self._on_time_for == start.round or self._overdue:
                 arrived += _ON_TIME
         given = self.pile.micro_batches > 0 or self._away
         if given and rank in start.due and not self._announced // _DUE:
             arrived += _DUE
         self._announced += arrived
-        return start, arrived
+        return arrived
 
     def _announce(self, start: _Start, arrived: int) -> None:
         if not arrived:
             return
-        if start.needed > 1 or start.due or arrived != _ON_TIME:
+        if start.needed > 1 or start.due or arrived != _ON_TIME or self._rules.bounded:
             total = self._world.control.add(self._key("arrived", start.round), arrived)
             if not start.met(total) or start.met(total - arrived):
                 return
+        if not start.least_samples or self._sum("samples", start) >= start.least_samples:
+            self._go(start)
+
+    def _go(self, start: _Start) -> None:
         self._world.control.set(self._key("go", start.round), b"1")
+
+    def _sum(self, what: str, start: _Start) -> int:
+        return self._world.control.add(self._key(what, start.round), 0)
 
     def _first_start(self) -> _Start:
         everyone = self._world.members
-        due = frozenset(everyone if self._max_staleness == 0 else ())
+        due = frozenset(everyone if self._rules.max_staleness_rounds == 0 else ())
         return self._start_of(0, everyone, due)
 
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
-        number = self._offset + round
-        if self._full_every is not None and (number + 1) % self._full_every == 0:
-            return _Start(round, frozenset(active), len(active), due)
-        return _Start(round, *self._quorum.for_round(number, active), due)
+        number, full_every = self._offset + round, self._rules.full_every
+        # Somebody who has left brings nothing more: do not insist.
+        least = self._rules.least_samples if len(active) == self._world.size else 0.0
+        if full_every is not None and (number + 1) % full_every == 0:
+            return _Start(round, frozenset(active), len(active), due, least)
+        return _Start(round, *self._quorum.for_round(number, active), due, least)
 
     def _key(self, what: str, round: int) -> str:
         return f"{self._place}/{what}/{round}"
+
+    # --- the messenger ---------------------------------------------------------------------
+
+    def _stir(self) -> None:
+        """Have the messenger look; under lock."""
+        self._stirred = True
+        self._state.notify_all()
+
+    def _set_alarm(self) -> None:
+        overdue_s = self._rules.overdue_s
+        self._alarm = None if overdue_s is None else self._world.now() + overdue_s
+
+    def _carry_messages(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._stirred or self._ended, until=self._alarm)
+                if self._ended:
+                    return
+                self._stirred = False
+                if self._alarm is not None and self._world.now() >= self._alarm:
+                    self._alarm, self._overdue = None, True
+                    self._state.notify_all()
+                start, samples, arrival = self._start, self._to_report(), self._arrives()
+            if samples:
+                self._report(start, samples)
+            self._announce(start, arrival)
+
+    def _to_report(self) -> int:
+        """Samples that the others do not know of; under lock. Who is away insists on none."""
+        if not self._rules.bounded or self._started > self._completed or self._settled:
+            return 0
+        least = self._start.least_samples if self._away else 0.0
+        samples = round(max(self.pile.samples, least)) - self._reported
+        self._reported += samples
+        return samples
+
+    def _report(self, start: _Start, samples: int) -> None:
+        total = self._world.control.add(self._key("samples", start.round), samples)
+        if total >= self._rules.most_samples > total - samples or (
+            total >= start.least_samples > total - samples
+            and start.met(self._sum("arrived", start))
+        ):
+            self._go(start)
 
     # --- the background activity -----------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._ended:
-            number = self._started
+            number = self._completed
             self._world.control.wait(self._key("go", number))
             with self._state:
-                pile = self.pile
-                self.pile = self._spare.pop() if self._spare else self._new_pile()
-                self.pile.clear()
-                self._started += 1
-                mine = self._of_this_worker(pile, number)
+                if self._rules.hold:
+                    self._called = True
+                    self._state.notify_all()
+                    self._state.wait_for(self._may_give)
+                    self._called = False
+                if self._given is None:
+                    self._give()
+                assert self._given is not None
+                (pile, share), self._given = self._given, None
             began_s = self._world.now()
-            self._reduce(pile, mine)
+            self._reduce(pile, share)
             sum_square = _square(pile) if self._choose else 0.0
             header = pile.flats.margin.tolist()
             with self._state:
@@ -341,39 +518,55 @@ class PartialAllReduce:
             self._announce(start, arrival)
             if self._world.rank == number % self._world.size and number > 0:
                 # Everyone has passed the round before: its keys are of no more use.
-                self._world.control.delete(self._key("go", number - 1))
-                self._world.control.delete(self._key("arrived", number - 1))
+                for what in ("go", "arrived", *(["samples"] if self._rules.bounded else [])):
+                    self._world.control.delete(self._key(what, number - 1))
+
+    def _may_give(self) -> bool:
+        return self._given is not None or self._idle or bool(self._away) or self._overdue
+
+    def _give(self) -> None:
+        """Take the pile for the round that has started; under lock."""
+        pile = self.pile
+        self._given = pile, self._share_of(pile, self._started)
+        self.pile = self._spare.pop() if self._spare else self._new_pile()
+        self.pile.clear()
+        self._started += 1
+        self.gave_s = self._world.now()
+        self._reported = 0
+        self._overdue = False
+        self._set_alarm()
 
     def _new_pile(self) -> Pile:
         """A pile whose buffer has room for the header, so that a round is one message less."""
-        return Pile(self._layout, _SLOTS * self._world.size + len(self._layout.slots))
+        return Pile(self._layout, room(self._world.size, len(self._layout.slots)))
 
-    def _of_this_worker(self, pile: Pile, round: int) -> list[float]:
-        """This worker's slots of the header: samples (in three parts), learning rates, away, age,
-        staleness + 1, bad + 1, seconds; and, later, square.
+    def _share_of(self, pile: Pile, round: int) -> Share:
+        """What this worker's part of the header says."""
+        counts = self._on_time_for == round and self._knew == max(round - self._delay, 0)
+        return Share(
+            *in_parts(pile.samples),
+            micro_batches=pile.micro_batches,
+            rates=self._learning_rates if counts else 0.0,
+            away=self._away,
+            age=0 if self._away else round + 1 - max(self._taken, self._resumes_after),
+            stale=0 if pile.oldest_round is None else round - pile.oldest_round + 1,
+            stale_samples=pile.samples * round - pile.known_samples,
+            bad=0 if pile.bad_parameter is None else pile.bad_parameter + 1,
+            seconds=self._seconds,
+            square=_square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0,
+        )
 
-        The age is how many rounds the gradient that it computes now does not know of.
-        """
-        rates = self._learning_rates if self._on_time_for == round else 0.0
-        age = 0 if self._away else round + 1 - max(self._taken, self._resumes_after)
-        stale = 0 if pile.oldest_round is None else round - pile.oldest_round + 1
-        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        return [*_parts(pile.samples), rates, self._away, age, stale, bad, self._seconds]
-
-    def _reduce(self, pile: Pile, mine: list[float]) -> None:
-        """All-reduce a pile, with the header in its margin: slots by rank, then used parameters.
+    def _reduce(self, pile: Pile, share: Share) -> None:
+        """All-reduce a pile, with the header in its margin.
 
         Few torch calls, here and below: each gives up the interpreter, and where the program
         computes in pure Python, getting it back takes a switch interval.
         """
-        flats, size = pile.flats, self._world.size
+        flats = pile.flats
         if not pile.micro_batches:
             for tensor in flats.tensors:
                 tensor.zero_()
-        square = _square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0
-        header = [0.0] * (_SLOTS * size)
-        header[self._world.rank :: size] = [*mine, square]
-        flats.margin.copy_(torch.tensor([*header, *map(float, pile.used)]))
+        flats.margin.copy_(written(share, pile.used, self._world.rank, self._world.size))
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:
             work.wait()
 
@@ -382,52 +575,48 @@ class PartialAllReduce:
     ) -> None:
         """Append the record, and draw from the header what the next round needs; under lock."""
         size = self._world.size
-        slots = [header[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
-        samples = [sum(parts) for parts in zip(*slots[:3], strict=True)]
-        rates, away, age, stale, bad, seconds, squares = slots[3:]
+        shares = Shares(header, size)
+        samples = sum(shares.samples)
         # Those on time know the same rounds. The program raises it, after the rounds before.
         number = self._offset + round
-        self._disagreement = self._disagreement or different_rates(number, rates)
+        self._disagreement = self._disagreement or different_rates(number, shares.rates)
         record = Record(
             round=number,
             sum=pile.flats,
-            samples_by_rank=tuple(samples),
-            divisor=float(size) if self._divisor == "workers" else sum(samples) / pile.unit,
-            used=tuple(count > 0 for count in header[_SLOTS * size :]),
-            staleness_rounds=int(max(stale)) - 1 if any(stale) else 0,
+            samples_by_rank=shares.samples,
+            divisor=float(size) if self._rules.divisor == "workers" else samples / pile.unit,
+            used=shares.used,
+            staleness_rounds=max(int(max(shares.stale)) - 1, 0),
+            mean_staleness_rounds=sum(shares.stale_samples) / samples if samples else 0.0,
+            micro_batches=int(sum(shares.micro_batches)),
+            seconds_by_rank=tuple(shares.seconds),
             began_s=began_s,
             ended_s=self._world.now(),
-            bad=first_bad(bad),
+            bad=first_bad(shares.bad),
         )
         if self._disagreement is None:
             self._log.append((record, pile))
         if self._choose is not None and record.ranks:
-            brought = tuple(squares[rank] for rank in record.ranks)
-            mean_square = sum_square / record.samples**2
-            measured = Measured(round, tuple(seconds), brought, mean_square)
+            measured = Measured(
+                round=round,
+                seconds=record.seconds_by_rank,
+                samples=tuple(shares.samples[rank] for rank in record.ranks),
+                squares=tuple(shares.square[rank] for rank in record.ranks),
+                mean_square=sum_square / samples**2,
+            )
             self._quorum = Quorum.of(self._choose(measured), size)
         self._completed += 1
-        active = tuple(rank for rank in range(size) if away[rank] == _HERE)
+        active = tuple(rank for rank in range(size) if shares.away[rank] == _HERE)
         if not active:  # those who have paused, if any, will all be back before the next round
-            active = tuple(rank for rank in range(size) if away[rank] == _PAUSED)
+            active = tuple(rank for rank in range(size) if shares.away[rank] == _PAUSED)
             self._paused = len(active)
             self._settled, self._ended = bool(active), not active
         if active:
-            limit = self._max_staleness
-            due = frozenset(rank for rank in active if limit is not None and age[rank] >= limit)
+            limit = self._rules.max_staleness_rounds
+            due = frozenset(
+                rank for rank in active if limit is not None and shares.age[rank] >= limit
+            )
             self._start = self._start_of(round + 1, active, due)
-
-
-def _parts(number: float) -> list[float]:
-    """Split a number into three that float32 holds, and whose sum is exactly it."""
-    high = _float32(number)
-    middle = _float32(number - high)
-    return [high, middle, number - high - middle]
-
-
-def _float32(number: float) -> float:
-    rounded: float = unpack("f", pack("f", number))[0]
-    return rounded
 
 
 def _square(pile: Pile) -> float:

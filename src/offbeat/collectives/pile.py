@@ -25,6 +25,8 @@ class Pile:
         self.used = [False] * len(self.flats.views)
         self.oldest_round: int | None = None
         """The round after which the oldest gradient's parameters stood."""
+        self.known_samples = 0.0
+        """The sum of samples times the rounds that their gradient knew of."""
         self.bad_parameter: int | None = None
         """The first one whose gradient was NaN or infinite."""
         self.unit = 1.0
@@ -38,6 +40,7 @@ class Pile:
             "micro_batches": self.micro_batches,
             "used": list(self.used),
             "oldest_round": self.oldest_round,
+            "known_samples": self.known_samples,
             "bad_parameter": self.bad_parameter,
             "unit": self.unit,
             "flats": [tensor.clone() for tensor in self.flats.tensors] if self.samples else [],

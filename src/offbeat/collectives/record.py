@@ -31,16 +31,24 @@ class Record:
     """The same, of all gradients, weighed by their samples."""
     micro_batches: int = 0
     """How many are in it."""
+    seconds_by_rank: tuple[float, ...] = ()
+    """What each worker's latest micro-batches took, each; where somebody measures that."""
     began_s: float = 0.0
     """When this worker's part went into the all-reduce."""
     ended_s: float = 0.0
     bad: tuple[int, int] | None = None
     """The first worker and its parameter whose gradient was found to be NaN or infinite."""
 
-    passed_over: int = 0
-    """Rounds before this one that were not applied here, where replicas may drift."""
     samples_passed_over: float = 0.0
-    """What this worker had in them; the others have applied it."""
+    """This worker's in rounds that others have applied and this one has passed over, drifting."""
+
+    # What an algorithm may change before it has the round applied:
+    rate: float = 1.0
+    """A factor of the learning rates, for this round."""
+    schedule_steps: int = 1
+    """How often to step the scheduler after it."""
+    ends_round: bool = True
+    """False for a worker's own steps between two rounds."""
 
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""

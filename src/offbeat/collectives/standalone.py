@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat.collectives.layout import Layout
-from offbeat.collectives.partial import PartialAllReduce
+from offbeat.collectives.partial import PartialAllReduce, Rules
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.record import Record
 from offbeat.errors import WorkerLeft
@@ -64,9 +64,8 @@ class Partial:
         names = [f"tensor {number}" for number in range(len(like))]
         layout = Layout(names, [tensor.detach() for tensor in like])
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
-        self._partial = PartialAllReduce(
-            world, name, layout, quorum, max_staleness_rounds=max_staleness_rounds
-        )
+        rules = Rules(quorum, max_staleness_rounds=max_staleness_rounds)
+        self._partial = PartialAllReduce(world, name, layout, rules)
         world.open.append(self)
 
     def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Record:

@@ -1,0 +1,195 @@
+"""ABS-SGD: nobody idles; while one round is reduced, everybody computes for the next.
+
+Zhou, Chen, Wu: "ABS-SGD: A Delayed Synchronous Stochastic Gradient Descent Algorithm with Adaptive
+Batch Size for Heterogeneous GPU Clusters", arXiv 2308.15164. Its abstract was at hand: delayed
+gradients, no preset batch size, computing until the next synchronisation starts, a delay of one.
+All else is our design.
+
+    on every worker, batch t:
+        S, n <- 0
+        repeat:
+            S, n <- S + gradient sum of a micro-batch at w_t, n + its samples
+        until everyone is ready: the sync of t-1 has ended, and each has finished a micro-batch
+        start the sync of S and n                   in the background
+        w_{t+1} <- optimizer(w_t, G_{t-1})          G_{t-1}: sum of all S / sum of all n of t-1
+
+So the batch adapts to each worker's speed, nobody waits, and a gradient is applied exactly one
+round late. `trigger="timer"` is Anytime Minibatch with Delayed Gradients (arXiv 2012.08616). With
+`delay=0` a worker waits for its own round, and the batch is still adaptive.
+
+Beyond the paper: bounds on the global batch; a cap on how long a dead-slow worker holds up the
+others; `warm_up_rounds="noise"` starts without delay, and overlaps once the measured gradient noise
+makes the delay cheap; `apply_on_arrival` applies a round in the middle of a batch, as soon as it is
+there, so that most gradients are not stale at all.
+
+Do not use while curvature limits the learning rate: the delay halves the largest stable one. With
+a cheap network and little noise, synchronous shares (LBBSP) or DropCompute are better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal, cast
+
+from offbeat.algorithm import Algorithm
+from offbeat.collectives import Measured, Record, Rules
+from offbeat.replica import Replica
+
+Trigger = Literal["ready", "back_to_back", "slowest_batch", "timer"]
+
+
+@dataclass(frozen=True)
+class ABSSGD(Algorithm):
+    """Delayed synchronous SGD with adaptive batches."""
+
+    trigger: Trigger = "ready"
+    """When a worker is ready for the next round: after `min_micro_batches`, at once, after
+    `batch` samples of its own, or `period_s` after the last round."""
+    min_micro_batches: int = 1
+    max_micro_batches: int | None = None
+    """A worker that has so many waits for the round: the one exception from "nobody waits"."""
+    batch: float | None = None
+    period_s: float | None = None
+    min_batch: float = 0.0
+    """A round does not start with fewer samples, of all workers together."""
+    max_batch: float = inf
+    """With so many samples a round starts, though somebody may not be ready."""
+    max_wait_s: float | None = None
+    """The others go on without a worker that has given nothing for so long."""
+    delay: Literal[0, 1] = 1
+    warm_up_rounds: int | Literal["noise"] = 0
+    """Rounds without delay at first: a number, or until the noise scale exceeds the batch."""
+    apply_on_arrival: bool = False
+    rate: Literal["constant", "linear", "sqrt"] = "constant"
+    """The learning rate by the global batch B: as it is, times B / reference_batch, or its root."""
+    reference_batch: float | None = None
+    """If set, the scheduler is stepped once per so many samples, not once per round."""
+
+    def __post_init__(self) -> None:
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        for trigger, needed in {"slowest_batch": "batch", "timer": "period_s"}.items():
+            _check(self.trigger != trigger or getattr(self, needed), f"{trigger!r} needs {needed}=")
+        _check(self.rate == "constant" or self.reference_batch, "rate= needs reference_batch=")
+        for name in _ABOVE_0:
+            value = getattr(self, name)
+            _check(value is None or value > 0, f"{name} must be above 0, got {value}")
+        _check(
+            self.max_micro_batches is None or self.max_micro_batches >= self.min_micro_batches,
+            f"no worker has at least min_micro_batches={self.min_micro_batches} and at most "
+            f"max_micro_batches={self.max_micro_batches}",
+        )
+        _check(
+            0 <= self.min_batch <= self.max_batch,
+            f"no batch is at least min_batch={self.min_batch:g} and at most "
+            f"max_batch={self.max_batch:g} samples",
+        )
+        warm_up = self.warm_up_rounds
+        _check(
+            warm_up == "noise" or (isinstance(warm_up, int) and warm_up >= 0),
+            f'warm_up_rounds must be 0 or more, or "noise", got {warm_up!r}',
+        )
+
+    def start(self, replica: Replica) -> None:
+        rules = Rules(
+            "all",
+            hold=True,
+            overdue_s=self.max_wait_s,
+            least_samples=self.min_batch,
+            most_samples=self.max_batch,
+        )
+        phase = Phase(replica.world.size) if self.warm_up_rounds == "noise" else None
+        replica.open_partial(rules, choose=phase)
+        if self.trigger == "back_to_back":
+            replica.arrive()
+
+    def step(self, replica: Replica) -> Iterator[Record]:
+        replica.contribute(arrive=self._is_ready(replica), delay=self.delay)
+        if replica.piled == self.max_micro_batches:
+            replica.await_call()
+        called, delay = replica.called, self._delay_now(replica)
+        if called:
+            replica.hand_over()
+            if self.trigger == "back_to_back":
+                replica.arrive()
+        if self.apply_on_arrival and delay:
+            yield from self.rounds(replica, replica.results(wait=False))
+        else:
+            yield from self.rounds(replica, replica.results(delay=delay))
+
+    def leave(self, replica: Replica) -> Iterator[Record]:
+        yield from self.rounds(replica, replica.serve())
+
+    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            if self.reference_batch is None:
+                yield record
+                continue
+            before = replica.memory.get("samples", 0.0)
+            replica.memory["samples"] = after = before + record.samples
+            steps = int(after // self.reference_batch) - int(before // self.reference_batch)
+            ratio = min(max(record.samples / self.reference_batch, 0.5), 2.0)
+            power = {"constant": 0.0, "linear": 1.0, "sqrt": 0.5}[self.rate]
+            yield replace(record, rate=ratio**power, schedule_steps=steps)
+
+    def _is_ready(self, replica: Replica) -> bool:
+        """Say whether this worker is ready for the next round, with the micro-batch at hand."""
+        if self.trigger == "slowest_batch":
+            return replica.piled_samples + replica.samples >= (self.batch or 0.0)
+        if self.trigger == "timer":
+            return replica.world.now() - replica.gave_s >= (self.period_s or 0.0)
+        return self.trigger == "back_to_back" or replica.piled + 1 >= self.min_micro_batches
+
+    def _delay_now(self, replica: Replica) -> int:
+        """The delay of the round that has been called; the same on every worker."""
+        if self.warm_up_rounds == "noise":
+            return self.delay if cast(Phase, replica.choose).noisy else 0
+        return self.delay if replica.gave_rounds >= self.warm_up_rounds else 0
+
+
+class Phase:
+    """Whether noise has taken over from curvature: when its scale exceeds the global batch.
+
+    Worker n brings the mean g_n of b_n samples. With the gradient's square s and one sample's noise
+    t, |g_n|^2 is s + t/b_n and the square of the mean over all B samples s + t/B, in expectation.
+    Two equations; the noise scale is t/s.
+    """
+
+    def __init__(self, size: int, memory: float = 0.9) -> None:
+        self.noisy = False
+        self._size = size
+        self._memory = memory
+        self._signal = self._noise = 0.0
+
+    def __call__(self, measured: Measured) -> int:
+        batch = sum(measured.samples)
+        inverse = sum(1 / samples for samples in measured.samples) / len(measured.samples)
+        if inverse > 1 / batch:
+            square = sum(measured.squares) / len(measured.squares)
+            noise = (square - measured.mean_square) / (inverse - 1 / batch)
+            signal = measured.mean_square - noise / batch
+            self._noise = self._memory * self._noise + (1 - self._memory) * noise
+            self._signal = self._memory * self._signal + (1 - self._memory) * signal
+            # With little signal left the estimate may be negative: that is noise, too.
+            if measured.round >= 1 / (1 - self._memory) and self._noise > batch * self._signal:
+                self.noisy = True
+        return self._size
+
+
+def _check(holds: object, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+_ABOVE_0 = (
+    *("min_micro_batches", "max_micro_batches", "batch"),
+    *("period_s", "max_wait_s", "reference_batch"),
+)
+_KNOWN = {
+    "trigger": ("ready", "back_to_back", "slowest_batch", "timer"),
+    "delay": (0, 1),
+    "rate": ("constant", "linear", "sqrt"),
+}

@@ -1,0 +1,48 @@
+"""Local SGD: everybody steps alone, and every few steps everybody waits to average the models.
+
+Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767. A baseline.
+
+    repeat, on every worker:
+        `steps` times: w <- optimizer(w, own gradient)
+        w <- mean over workers of w
+
+Differs from the usual implementation: models are weighed by the samples that went into them since
+the last average, so a worker that has left its loop, or had less data, does not hold back the mean.
+Optimizer state stays each worker's own.
+
+Do not use when workers differ in speed: it gathers the waits of `steps` steps into one, and the
+slowest still sets the pace. Replicas differ between rounds; they are equal after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from offbeat.algorithm import Algorithm
+from offbeat.collectives import Record
+from offbeat.replica import Replica
+
+
+@dataclass(frozen=True)
+class LocalSGD(Algorithm):
+    """Own steps, and a mean of models now and then."""
+
+    steps: int = 8
+    """Steps of each worker between two averages."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+    def step(self, replica: Replica) -> Iterator[Record]:
+        taken = replica.memory.get("taken", 0) + 1
+        replica.memory["taken"] = taken % self.steps
+        yield replica.own_step(ends_round=taken == self.steps)
+        if taken == self.steps:
+            replica.average_models()
+
+    def leave(self, replica: Replica) -> Iterator[Record]:
+        while replica.average_models(leaving=True):
+            pass
+        yield from ()
