@@ -90,7 +90,7 @@ class FullAllReduce:
     def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
         while len(self._works) < len(flats.tensors):
             self.launch(flats)
-        self._works.append(self.channel.all_reduce(header))
+        self.channel.all_reduce(header).wait()
         for work in self._works:
             work.wait()
         self._works.clear()

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from struct import pack, unpack
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 
 class Share(NamedTuple):
     """One worker's slots. float32 must hold each exactly, or nearly where that will do."""
@@ -67,11 +64,11 @@ def room(size: int, parameters: int) -> int:
     return _SLOTS * size + parameters
 
 
-def written(share: Share, used: Sequence[bool], rank: int, size: int) -> Tensor:
+def written(share: Share, used: Sequence[bool], rank: int, size: int) -> list[float]:
     """One worker's header: its own slots, then which parameters have a gradient."""
     numbers = [0.0] * (_SLOTS * size)
     numbers[rank::size] = share
-    return torch.tensor([*numbers, *map(float, used)])
+    return [*numbers, *map(float, used)]
 
 
 def in_parts(number: float) -> tuple[float, float, float]:

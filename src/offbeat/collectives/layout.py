@@ -8,7 +8,9 @@ float32: a sum over workers of gradients times samples does not fit into 8 bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_double, c_float
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +77,9 @@ class Layout:
 class Flats:
     """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter.
 
-    The last tensor may have a margin, for numbers that travel with the gradients.
+    The last tensor may have a margin, for numbers that travel with the gradients. On the CPU it is
+    read and written as memory: a call of torch gives up the interpreter, and where the program
+    computes in pure Python, getting it back takes a switch interval.
     """
 
     def __init__(self, layout: Layout, margin: int = 0) -> None:
@@ -86,10 +90,26 @@ class Flats:
             )
         ]
         self.margin = self.tensors[-1][layout.buckets[-1].numel :]
+        kind = c_double if self.margin.dtype == torch.float64 else c_float
+        self._cells: Any = None
+        if self.margin.device.type == "cpu":
+            self._cells = (kind * margin).from_address(self.margin.data_ptr())
         self.views = [
             _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
             for slot, parameter in zip(layout.slots, layout.parameters, strict=True)
         ]
+
+    def write_margin(self, numbers: list[float]) -> None:
+        """Fill the margin."""
+        if self._cells is None:
+            self.margin.copy_(torch.tensor(numbers))
+        else:
+            self._cells[:] = numbers
+
+    def read_margin(self) -> list[float]:
+        """Return what is in it."""
+        numbers: list[float] = self.margin.tolist() if self._cells is None else self._cells[:]
+        return numbers
 
 
 def _like(flat: Tensor, parameter: Tensor) -> Tensor:

@@ -59,6 +59,8 @@ from offbeat.worlds.base import World
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
 
+_SMALL = 2**16  # numbers that are zeroed in no time
+
 Arrival = Literal["on time", "late", "dropped"]
 
 
@@ -169,6 +171,7 @@ class PartialAllReduce:
         self._world = world
         self._name = name
         self._layout = layout
+        self._small = sum(bucket.numel for bucket in layout.buckets) <= _SMALL
         self._channel = world.channel(self._place)
         for bucket in layout.buckets:  # make the groups now, not in the first round
             self._channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
@@ -509,9 +512,11 @@ class PartialAllReduce:
             began_s = self._world.now()
             self._reduce(pile, share)
             sum_square = _square(pile) if self._choose else 0.0
-            header = pile.flats.margin.tolist()
+            header = pile.flats.read_margin()
             with self._state:
                 self._log_round(number, pile, header, sum_square, began_s)
+                if self._small and not self.pile.micro_batches:
+                    self.pile.zero()  # now, not in the round that may find it empty
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
@@ -557,16 +562,12 @@ class PartialAllReduce:
         )
 
     def _reduce(self, pile: Pile, share: Share) -> None:
-        """All-reduce a pile, with the header in its margin.
-
-        Few torch calls, here and below: each gives up the interpreter, and where the program
-        computes in pure Python, getting it back takes a switch interval.
-        """
+        """All-reduce a pile, with the header in its margin; see there why not by torch."""
         flats = pile.flats
         if not pile.micro_batches:
-            for tensor in flats.tensors:
-                tensor.zero_()
-        flats.margin.copy_(written(share, pile.used, self._world.rank, self._world.size))
+            pile.zero()
+        flats.write_margin(written(share, pile.used, self._world.rank, self._world.size))
+        pile.blank = False
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:
             work.wait()
 

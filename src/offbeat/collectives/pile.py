@@ -16,7 +16,16 @@ class Pile:
 
     def __init__(self, layout: Layout, margin: int = 0) -> None:
         self.flats = Flats(layout, margin)
+        self.blank = True
+        """Whether the buffer holds zeros, as long as nothing is piled up."""
         self.clear()
+
+    def zero(self) -> None:
+        """Have zeros in the buffer: a round takes this pile, and nothing is on it."""
+        if not self.blank:
+            for tensor in self.flats.tensors:
+                tensor.zero_()
+            self.blank = True
 
     def clear(self) -> None:
         """Forget what was piled up; the next micro-batch overwrites the buffer."""

@@ -43,7 +43,8 @@ class Work(Protocol):
 class Channel(ABC):
     """A communicator that one activity at a time owns: it issues, all members in one order.
 
-    Tensors belong to the channel from the call until `wait` returns.
+    Tensors belong to the channel from the call until `wait` returns. Members also wait in one
+    order.
     """
 
     members: tuple[int, ...]
