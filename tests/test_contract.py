@@ -117,7 +117,15 @@ CLUSTERS = [
     ),
 ]
 
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+# Of each algorithm one or two in the fast subset, its other settings in the whole suite.
+SOON = {
+    *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
+    *("nonblocking-finish-reset", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
+}
+every_algorithm = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SOON else pytest.mark.slow) for name in ALGORITHMS],
+)
 
 
 def _uneven(rank: int) -> int:

@@ -22,14 +22,14 @@ import torch
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.collectives import Arrival, Layout, PartialAllReduce, Pile, Record, Rules
-from offbeat.collectives.partial import _Start
+from offbeat.collectives.rules import Start
 from offbeat.worlds import World, enter_world
 
 FAST = 300
 FULL = 10_300
 CHUNK = 500
 Times = tuple[tuple[float, ...], ...]
-Starts = dict[int, list[tuple[tuple[int, ...], _Start]]]
+Starts = dict[int, list[tuple[tuple[int, ...], Start]]]
 
 
 # --- a schedule ----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def live(world: World, schedule: Schedule, starts: Starts) -> Log:
     replica = torch.zeros(max(1, sum(map(len, schedule.samples))), dtype=torch.float64)
 
     class Watched(PartialAllReduce):
-        def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
+        def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
             start = super()._start_of(round, active, due)
             starts[round].append((active, start))
             return start
@@ -475,7 +475,7 @@ def _rounds_start_at_once(
 
 
 def _the_due_are_those_who_must_be_there(
-    schedule: Schedule, logs: list[Log], seen: tuple[tuple[int, ...], _Start], began_s: float
+    schedule: Schedule, logs: list[Log], seen: tuple[tuple[int, ...], Start], began_s: float
 ) -> None:
     """What a worker computes at `began_s`, when the round is the next, is due if it is so old."""
     active, start = seen

@@ -3,10 +3,11 @@
 from offbeat.collectives.agreement import agree
 from offbeat.collectives.full import Contribution, FullAllReduce
 from offbeat.collectives.layout import Flats, Layout
-from offbeat.collectives.partial import Arrival, Measured, PartialAllReduce, Rules
+from offbeat.collectives.partial import Arrival, PartialAllReduce
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record
+from offbeat.collectives.rules import Measured, Rules
 from offbeat.collectives.standalone import Partial, partial_all_reduce
 
 __all__ = [

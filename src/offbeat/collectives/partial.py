@@ -40,8 +40,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from math import inf
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
@@ -52,87 +51,15 @@ from offbeat.collectives.layout import Layout
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record, first_bad
+from offbeat.collectives.rules import DUE, LEFT, ON_TIME, Measured, Rules, Start
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.worlds.base import World
 
-# The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
-_ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
 
 _SMALL = 2**16  # numbers that are zeroed in no time
 
 Arrival = Literal["on time", "late", "dropped"]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When a round starts, and what it takes; the same on every worker."""
-
-    quorum: str | int | float
-    max_staleness_rounds: int | None = None
-    divisor: Literal["samples", "workers"] = "samples"
-    full_every: int | None = None
-    """Every so many rounds, one of everybody."""
-    hold: bool = False
-    """Take a worker's pile only between two of its micro-batches."""
-    overdue_s: float | None = None
-    """A worker that has not given anything for so long is counted as there, and holds no more."""
-    least_samples: float = 0.0
-    """A round does not start with fewer, as long as everybody is here."""
-    most_samples: float = inf
-    """With so many a round starts, whoever is there."""
-    alarms: bool = False
-    """Whether the program will call `arrive_at`."""
-
-    def __post_init__(self) -> None:
-        if self.max_staleness_rounds is not None and self.max_staleness_rounds < 0:
-            raise ValueError(
-                f"max_staleness_rounds must be 0 or more, or None, got {self.max_staleness_rounds}"
-            )
-        if self.full_every is not None and self.full_every < 1:
-            raise ValueError(f"full_every must be at least 1, or None, got {self.full_every}")
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the samples of all workers must be counted before a round."""
-        return self.least_samples > 0 or self.most_samples < inf
-
-    @property
-    def messenger(self) -> bool:
-        """Whether the program leaves talking to others to a second activity."""
-        return self.hold or self.alarms or self.bounded or self.overdue_s is not None
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What must be there for a round to start; the same on every worker."""
-
-    round: int
-    candidates: frozenset[int]
-    needed: int
-    due: frozenset[int]
-    least_samples: float
-
-    def met(self, arrived: int) -> bool:
-        on_time, left, due = arrived % _LEFT, arrived % _DUE // _LEFT, arrived // _DUE
-        return due == len(self.due) and (
-            on_time >= self.needed or on_time + left == len(self.candidates)
-        )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a round has shown of the workers and their gradients; the same on every worker."""
-
-    round: int
-    seconds: tuple[float, ...]
-    """By rank: how long its latest gradient took, 0 if it has not said so yet."""
-    samples: tuple[float, ...]
-    """Of those that contributed."""
-    squares: tuple[float, ...]
-    """Of those that contributed: the squared norm of what each brought."""
-    mean_square: float
-    """The squared norm of their mean."""
 
 
 class PartialAllReduce:
@@ -395,7 +322,7 @@ class PartialAllReduce:
 
     # --- arrivals --------------------------------------------------------------------------
 
-    def _arrival(self) -> tuple[_Start, int]:
+    def _arrival(self) -> tuple[Start, int]:
         """What this worker has to add to the counter of the next round, if anything; under lock."""
         if self._rules.messenger:
             self._stir()
@@ -407,45 +334,45 @@ class PartialAllReduce:
         if self._started > self._completed or self._ended or self._settled:
             return 0  # who must be there for the next round is not known yet
         arrived = 0
-        if rank in start.candidates and not self._announced % _DUE:
+        if rank in start.candidates and not self._announced % DUE:
             if self._away:
-                arrived += _LEFT
+                arrived += LEFT
             elif self._on_time_for == start.round or self._overdue:
-                arrived += _ON_TIME
+                arrived += ON_TIME
         given = self.pile.micro_batches > 0 or self._away
-        if given and rank in start.due and not self._announced // _DUE:
-            arrived += _DUE
+        if given and rank in start.due and not self._announced // DUE:
+            arrived += DUE
         self._announced += arrived
         return arrived
 
-    def _announce(self, start: _Start, arrived: int) -> None:
+    def _announce(self, start: Start, arrived: int) -> None:
         if not arrived:
             return
-        if start.needed > 1 or start.due or arrived != _ON_TIME or self._rules.bounded:
+        if start.needed > 1 or start.due or arrived != ON_TIME or self._rules.bounded:
             total = self._world.control.add(self._key("arrived", start.round), arrived)
             if not start.met(total) or start.met(total - arrived):
                 return
         if not start.least_samples or self._sum("samples", start) >= start.least_samples:
             self._go(start)
 
-    def _go(self, start: _Start) -> None:
+    def _go(self, start: Start) -> None:
         self._world.control.set(self._key("go", start.round), b"1")
 
-    def _sum(self, what: str, start: _Start) -> int:
+    def _sum(self, what: str, start: Start) -> int:
         return self._world.control.add(self._key(what, start.round), 0)
 
-    def _first_start(self) -> _Start:
+    def _first_start(self) -> Start:
         everyone = self._world.members
         due = frozenset(everyone if self._rules.max_staleness_rounds == 0 else ())
         return self._start_of(0, everyone, due)
 
-    def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> _Start:
+    def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         number, full_every = self._offset + round, self._rules.full_every
         # Somebody who has left brings nothing more: do not insist.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
         if full_every is not None and (number + 1) % full_every == 0:
-            return _Start(round, frozenset(active), len(active), due, least)
-        return _Start(round, *self._quorum.for_round(number, active), due, least)
+            return Start(round, frozenset(active), len(active), due, least)
+        return Start(round, *self._quorum.for_round(number, active), due, least)
 
     def _key(self, what: str, round: int) -> str:
         return f"{self._place}/{what}/{round}"
@@ -485,7 +412,7 @@ class PartialAllReduce:
         self._reported += samples
         return samples
 
-    def _report(self, start: _Start, samples: int) -> None:
+    def _report(self, start: Start, samples: int) -> None:
         total = self._world.control.add(self._key("samples", start.round), samples)
         if total >= self._rules.most_samples > total - samples or (
             total >= start.least_samples > total - samples

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from offbeat.collectives.layout import Layout
-from offbeat.collectives.partial import PartialAllReduce, Rules
+from offbeat.collectives.partial import PartialAllReduce
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.record import Record
+from offbeat.collectives.rules import Rules
 from offbeat.errors import WorkerLeft
 from offbeat.worlds.base import World
 from offbeat.worlds.current import enter_world, leave_world
