@@ -15,7 +15,9 @@ Differs from the paper: every worker applies every round, once and in order (a r
 replicas stay bit-identical and need no synchronisation now and then. With `replicas="drift"` a
 late worker applies the newest round only, as in the paper, and worker 0's model is copied to all
 after every `synchronise_rounds` rounds. The sum is divided by the samples that are in it, not by
-the number of workers (`average="workers"` is the paper's). Staleness can be bounded.
+the number of workers (`average="workers"` is the paper's). A quorum can be an exact number: by
+default any half of the workers, where the paper's majority is one worker drawn for each round, and
+half of them in expectation only. Staleness can be bounded.
 
 Do not use solo when some workers are always slow: their gradients come late every time. Where the
 order of the data matters, mind that fast workers see more of theirs.
@@ -36,8 +38,8 @@ from offbeat.replica import Replica
 class EagerSGD(Algorithm):
     """SGD over partial all-reduces."""
 
-    quorum: str | int | float = "majority"
-    """Who must be on time: "solo", "majority", a number or a fraction of workers, "all", ..."""
+    quorum: str | int | float = 0.5
+    """Who must be on time: a number or a fraction of workers, "solo", "majority", "all", ..."""
     late: Literal["accumulate", "drop"] = "accumulate"
     """A gradient that missed its round rides in the next one, or is dropped and counted."""
     average: Literal["samples", "workers"] = "samples"
