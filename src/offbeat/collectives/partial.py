@@ -281,7 +281,7 @@ class PartialAllReduce:
         self._world.control.wait(f"{key}/all")
         with self._state:
             self._away = _HERE
-            self._settled = False
+            self._settled = self._overdue = False
             self._set_alarm()
 
     def state_dict(self) -> dict[str, Any]:
