@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.cli.profile import profile
 from offbeat.clusters import Cluster, named
 from offbeat.errors import ClusterError
 from offbeat.lab.simulate import simulate as run_script
@@ -41,6 +42,9 @@ def _load(cluster: str) -> Cluster:
         return Cluster.load(cluster)
     except ClusterError as error:
         raise _refuse(error) from None
+
+
+app.command()(profile)
 
 
 @app.callback()
