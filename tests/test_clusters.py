@@ -496,6 +496,7 @@ def test_resizing_to_fewer_workers_than_groups_is_an_error(workers: int) -> None
 
 def test_the_shipped_clusters_load_and_describe_themselves() -> None:
     assert named() == [
+        "bytedance-32",
         "changing-8",
         "dropcompute-64",
         "eager-cifar-8",
@@ -503,6 +504,7 @@ def test_the_shipped_clusters_load_and_describe_themselves() -> None:
         "half-speed-4",
         "noisy-neighbours-16",
         "two-slow-of-eight",
+        "ucf101-8",
         "uniform-8",
     ]
     for name in named():
