@@ -18,7 +18,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +25,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.table import Table
 from torch import nn
 
@@ -38,6 +36,7 @@ from offbeat.clusters import Cluster
 from offbeat.clusters.write import write
 from offbeat.errors import ClusterError
 from offbeat.lab.fit import Fitted, fit_compute, fit_network
+from offbeat.lab.stand_ins import process_group_kept
 from offbeat.worlds import World, enter_world, leave_world
 
 WARM_UP = 2
@@ -107,7 +106,7 @@ def profile(
     """
     if offbeat.rank() == 0:
         _check_target(target)
-    with _process_group_kept():
+    with process_group_kept():
         mine = _stand_in(steps) if script is None else _run(script, arguments)
         world = enter_world()
         for thing in list(world.open):  # what the script has not closed
@@ -191,26 +190,6 @@ def _micro_batches(lines: Iterator[records.Line] | list[records.Line]) -> Measur
             measured["seconds"].append(line["to_s"] - line["from_s"])
             measured["samples"].append(line["samples"])
     return {name: values[WARM_UP:] for name, values in measured.items()}
-
-
-@contextmanager
-def _process_group_kept() -> Iterator[None]:
-    """Let a script end its process group only after the network has been measured through it."""
-    destroy, wanted = dist.destroy_process_group, []
-
-    def later(group: Any = None) -> None:
-        if group is None or group is dist.group.WORLD:
-            wanted.append(True)
-        else:
-            destroy(group)
-
-    dist.destroy_process_group = later
-    try:
-        yield
-    finally:
-        dist.destroy_process_group = destroy
-        if wanted and dist.is_initialized():
-            destroy()
 
 
 # --- all workers together ------------------------------------------------------------------

@@ -64,6 +64,26 @@ def installed() -> Iterator[None]:
         os.environ = environ  # noqa: B003
 
 
+@contextmanager
+def process_group_kept() -> Iterator[None]:
+    """Let a script end its process group, but only when this block ends: others still need it."""
+    destroy, wanted = dist.destroy_process_group, []
+
+    def later(group: Any = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            wanted.append(True)
+        else:
+            destroy(group)
+
+    dist.destroy_process_group = later
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
+        if wanted and dist.is_initialized():
+            destroy()
+
+
 class _Environment(MutableMapping[str, str]):
     """The environment, with the four names that torchrun sets for each worker."""
 
