@@ -25,6 +25,8 @@ _CALM = 0.01
 """A spread (10 % to 90 %) of less than this share of the median is no noise worth modelling."""
 _TOO_FAR = 1.63
 """Times 1/sqrt(n): farther apart than this, times and model differ at the 1 % level."""
+_CLOSE = 0.05
+"""A model this near is near enough, however many times were measured."""
 _TAIL = 0.1
 """Times may take longer than the model, on average, by this share of it."""
 _ONE_MORE = 1.25
@@ -184,7 +186,8 @@ def _best(scaled: Sequence[float]) -> Factor | None:
 def _near(factor: Factor, scaled: Sequence[float]) -> bool:
     if mean(scaled) > (1 + _TAIL) * factor.mean / factor.median:
         return False
-    return factor.kind == "none" or factor.distance(scaled) < _TOO_FAR / sqrt(len(scaled))
+    limit = max(_CLOSE, _TOO_FAR / sqrt(len(scaled)))
+    return factor.kind == "none" or factor.distance(scaled) < limit
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
