@@ -289,12 +289,12 @@ def test_traces_wrap_around_and_reuse_columns(tmp_path: Path) -> None:
     text = 'workers = 3\n[[noise]]\nkind = "trace"\nunit = "seconds"\npath = "trace.csv"'
     (tmp_path / "cluster.toml").write_text(text)
     cluster = Cluster.load(tmp_path / "cluster.toml")
-    assert seconds(cluster, step=0) == [0.1, 0.2, 0.1]
-    assert seconds(cluster, step=1) == [0.3, 0.4, 0.3]
-    assert seconds(cluster, step=2) == [0.1, 0.2, 0.1]
+    assert seconds(cluster, step=0) == [0.1, 0.2, 0.3]  # the third starts half-way down
+    assert seconds(cluster, step=1) == [0.3, 0.4, 0.1]
+    assert seconds(cluster, step=2) == [0.1, 0.2, 0.3]
     assert cluster.name == "cluster"
     (tmp_path / "trace.csv").unlink()
-    assert seconds(cluster.resized(5), step=0) == [0.1, 0.2, 0.1, 0.2, 0.1]
+    assert seconds(cluster.resized(4), step=0) == [0.1, 0.2, 0.3, 0.4]
 
 
 @settings(max_examples=50, deadline=None)
@@ -496,6 +496,7 @@ def test_resizing_to_fewer_workers_than_groups_is_an_error(workers: int) -> None
 
 def test_the_shipped_clusters_load_and_describe_themselves() -> None:
     assert named() == [
+        "bytedance-32",
         "changing-8",
         "dropcompute-64",
         "eager-cifar-8",
@@ -503,6 +504,7 @@ def test_the_shipped_clusters_load_and_describe_themselves() -> None:
         "half-speed-4",
         "noisy-neighbours-16",
         "two-slow-of-eight",
+        "ucf101-8",
         "uniform-8",
     ]
     for name in named():
@@ -528,7 +530,7 @@ def test_describe_fits_a_terminal() -> None:
         "unnamed: 1 worker",
         "  compute  from a trace",
         "  speed    1 (x1)",
-        "  noise    trace unit=seconds",
+        "  noise    trace unit=seconds (1 rows, 1 columns)",
         "  network  latency 0 s, unlimited bandwidth, all-reduce auto",
     ]
 

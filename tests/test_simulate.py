@@ -1,15 +1,20 @@
 """`offbeat simulate` and `offbeat clusters`: what they promise to the user of a script."""
 
+import logging
+import os
+import re
 import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch.distributed as dist
 from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
 import offbeat
+from offbeat import records
 from offbeat.cli import app
 from offbeat.clusters import Cluster, named
 from offbeat.lab.simulate import Simulation, simulate
@@ -133,6 +138,167 @@ def test_what_is_not_closed_is_closed_at_the_end_of_the_script(tmp_path: Path) -
     assert simulation.shares == {0: 0.0, 1: 0.5, 2: 1.0}
 
 
+# ---------------------------------------------------------------- what it would find elsewhere
+
+
+def test_a_script_finds_the_environment_that_torchrun_makes(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        "import os, offbeat\nmine = int(os.environ['RANK'])"
+        + TRAIN
+        + dedent("""
+        assert mine == int(os.getenv("RANK")) == offbeat.rank()
+        assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == ("3", "0")
+        assert dict(os.environ) == os.environ.copy() and "PATH" in os.environ
+        os.environ["SET_BY_A_SCRIPT"] = "1"
+        """),
+    )
+    before = os.environ
+    assert simulate(script, Cluster.uniform(3)).error is None
+    assert os.environ is before
+    assert "RANK" not in os.environ
+    assert os.environ.pop("SET_BY_A_SCRIPT") == "1"
+
+
+def test_a_process_group_of_the_script_is_simulated(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist, offbeat
+        from torch.utils.data import DistributedSampler
+        assert not dist.is_initialized()
+        dist.init_process_group("gloo")
+        assert dist.is_initialized()
+        assert (dist.get_rank(), dist.get_world_size()) == (offbeat.rank(), 4)
+        sampler = DistributedSampler(range(8), shuffle=False)
+        assert list(sampler) == [dist.get_rank(), dist.get_rank() + 4]
+        values = [torch.tensor([float(dist.get_rank())]) for _ in range(4)]
+        dist.all_reduce(values[0])
+        dist.all_reduce(values[1], op=dist.ReduceOp.MAX)
+        dist.all_reduce(values[2], op=dist.ReduceOp.AVG)
+        dist.broadcast(values[3], src=2)
+        assert [value.item() for value in values] == [6, 3, 1.5, 2]
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        """,
+    )
+    simulation = simulate(script, Cluster.uniform(4, latency_s=1.0))
+    assert simulation.error is None, simulation.traceback()
+    assert simulation.virtual_s == 5 * 2.0  # two phases each
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("dist.get_rank()", "ValueError: the default process group has not been initialized"),
+        ("dist.new_group([0])", "torch.distributed.new_group is not simulated"),
+    ],
+)
+def test_what_a_simulation_has_not_is_said(tmp_path: Path, call: str, words: str) -> None:
+    result = simulated(written(tmp_path, f"import torch.distributed as dist\n{call}"))
+    assert result.exit_code == 1
+    assert words in result.stderr
+
+
+def test_each_worker_has_its_own_log_handlers(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import logging, sys, offbeat
+        log = logging.getLogger("train")
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        shown = logging.StreamHandler(sys.stdout)
+        shown.setFormatter(logging.Formatter(f"worker {offbeat.rank()}: %(message)s"))
+        log.addHandler(shown)
+        """
+        + TRAIN.replace("\n", "\n        ")
+        + """
+        log.info("done")
+        """,
+    )
+    result = simulated(script, "--workers", "3")
+    assert result.stdout.count("done") == 1
+    assert "worker 0: done\n" in result.stdout
+    result = simulated(script, "--workers", "3", "--verbose")
+    assert "[1] worker 1: done\n" in result.stdout
+    assert result.stdout.count("done") == 3
+    assert logging.getLogger("train").handlers == []
+
+
+def test_of_several_writes_to_one_path_a_whole_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save = 'torch.save(model.state_dict(), "last.pt")'
+    script = written(
+        tmp_path,
+        TRAIN.replace("optimizer.step()", f"optimizer.step(); {save}")
+        + f"{save}; assert torch.load('last.pt')['weight'].equal(model.weight)",
+    )
+    assert simulate(script, Cluster.load("noisy-neighbours-16")).error is None
+    assert (tmp_path / "last.pt").is_file()
+
+
+@pytest.mark.real
+def test_a_loader_with_processes_of_its_own_gives_the_same_batches(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        if __name__ == "__main__":
+            data = TensorDataset(torch.arange(6.0))
+            loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")
+            print([batch.tolist() for batch, in loader])
+        """,
+    )
+    result = simulated(script, "--workers", "2")
+    assert "[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]\n" in result.stdout, result.output
+
+
+# ---------------------------------------------------------------- its records
+
+
+def test_records_begin_with_what_was_run_and_hold_every_worker(tmp_path: Path) -> None:
+    script, path = written(tmp_path, TRAIN), tmp_path / "new" / "run.jsonl"
+    result = simulated(script, "--workers", "3", "--seed", "7", "--records", path)
+    assert result.exit_code == 0, result.output
+    first, *lines = records.read(path)
+    file = Cluster.parse(first.pop("cluster_file"))
+    assert file == Cluster.load("uniform-8").resized(3)
+    assert first.pop("command").startswith("offbeat ")
+    assert first == {
+        "kind": "run",
+        "label": "train.py",
+        "algorithm": "SyncSGD",
+        "settings": {"micro_batches": 1, "overlap": True},
+        "world": "virtual",
+        "cluster": "uniform-8@3",
+        "workers": 3,
+        "task": "train.py",
+        "seed": 7,
+        "offbeat": offbeat.__version__,
+    }
+    computed = [line["rank"] for line in lines if line["kind"] == "compute"]
+    assert sorted(computed) == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_records_of_a_script_that_attaches_nothing_say_what_was_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    simulated(written(tmp_path, "1 / 0"), "--records", path)
+    (line,) = records.read(path)
+    assert (line["kind"], line["algorithm"]) == ("run", None)
+
+
+def test_records_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    result = simulated(written(tmp_path, TRAIN), "--records", tmp_path)
+    assert result.exit_code == 2
+    assert f"{tmp_path} cannot be written" in result.stderr
+
+
 # ---------------------------------------------------------------- its end
 
 
@@ -192,6 +358,26 @@ def test_exit_with_a_status_is_an_error(tmp_path: Path, status: str, shown: str)
     result = simulated(written(tmp_path, TRAIN + f"if dp.rank == 1: sys.exit({status})"))
     assert result.exit_code == 1
     assert f"SystemExit: {shown}\nin worker 1 at virtual time " in result.stderr
+
+
+def test_wrong_arguments_are_explained_by_the_script_without_a_traceback(tmp_path: Path) -> None:
+    script = written(tmp_path, "import argparse; argparse.ArgumentParser().parse_args()")
+    result = simulated(script, "--", "--epochs")
+    assert result.exit_code == 1
+    assert result.stderr.count("train.py: error: unrecognized arguments: --epochs") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interrupt_says_where_the_run_was(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        "import signal"
+        + TRAIN
+        + "        if (step, dp.rank) == (2, 1): signal.raise_signal(signal.SIGINT)\n",
+    )
+    result = simulated(script, "--workers", "2")
+    assert result.exit_code == 130
+    assert re.fullmatch(r"interrupted in worker 1 at virtual time 0\.3\S* s\n", result.stderr)
 
 
 def test_an_error_shows_the_user_s_frames_the_rank_and_the_virtual_time(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.cli.profile import profile
 from offbeat.clusters import Cluster, named
 from offbeat.errors import ClusterError
 from offbeat.lab.simulate import simulate as run_script
+from offbeat.records import RecordsFile
 
 app = typer.Typer(
     name="offbeat",
@@ -41,6 +45,9 @@ def _load(cluster: str) -> Cluster:
         return Cluster.load(cluster)
     except ClusterError as error:
         raise _refuse(error) from None
+
+
+app.command()(profile)
 
 
 @app.callback()
@@ -79,6 +86,12 @@ def simulate(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show what every worker prints, and all frames.")
     ] = False,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write what happens there, as JSON lines.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Run your own training script on a virtual cluster, in this process.
 
@@ -92,10 +105,24 @@ def simulate(
             chosen = chosen.resized(workers)
         except ClusterError as error:
             raise _refuse(error) from None
-    simulation = run_script(script, chosen, seed=seed, arguments=arguments or (), verbose=verbose)
+    try:
+        sink = None if records is None else RecordsFile(records)
+    except OSError as error:
+        raise _refuse(f"{records} cannot be written: {error.strerror}") from None
+    simulation = run_script(
+        script,
+        chosen,
+        seed=seed,
+        arguments=arguments or (),
+        verbose=verbose,
+        records=sink,
+        command=shlex.join(["offbeat", *sys.argv[1:]]),
+    )
+    if sink is not None:
+        sink.close()
     if simulation.error is not None:
         typer.echo(simulation.traceback(everything=verbose), err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(130 if simulation.interrupted else 1)
     Console(highlight=False).print("", simulation.summary(), sep="\n")
 
 

@@ -11,6 +11,7 @@ micro-batch costs on a worker (`Cluster.device`), what a message or a collective
     network.py  what communication costs
     draws.py    random numbers as a pure function of (seed, rank, step)
     tables.py   what every table of the file has in common; TOML and CSV in, clear errors out
+    write.py    a cluster as TOML text again
 """
 
 from offbeat.clusters.device import Device

@@ -203,7 +203,8 @@ class RandomDelay(Delay):
 class Trace(Noise):
     """A recording, from a CSV file or listed as `rows`: one row per step, one column per worker.
 
-    It wraps around; with fewer columns than workers, worker i has column i modulo their number.
+    It wraps around. With fewer columns than workers, worker i has column i modulo their number, and
+    those who share a column start at different rows of it: else they would be slow together.
     """
 
     kind: Literal["trace"]
@@ -241,9 +242,14 @@ class Trace(Noise):
         return REPLACES if self.unit == "seconds" else MULTIPLIES
 
     def applied(self, seconds: float, step: int, place: Place) -> float:
-        row = self.rows[step % len(self.rows)]
-        value = row[place.position % len(row)]
+        lap, column = divmod(place.position, len(self.rows[0]))
+        laps = -(-place.count // len(self.rows[0]))
+        first = lap * len(self.rows) // laps
+        value = self.rows[(first + step) % len(self.rows)][column]
         return value if self.unit == "seconds" else seconds * value
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} ({len(self.rows)} rows, {len(self.rows[0])} columns)"
 
 
 AnyNoise = Annotated[

@@ -2,14 +2,22 @@
 
     simulation = simulate(Path("train.py"), Cluster.load("two-slow-of-eight"))
 
-Each worker executes the file as `__main__`, with globals of its own. The rest of the process they
-share, unlike real workers: imported modules, the environment, the working directory. What a script
-prints is shown for worker 0, or for all of them with their ranks in front.
+Each worker executes the file as `__main__`, with globals of its own. What a script prints is shown
+for worker 0, or for all of them with their ranks in front. stand_ins.py gives it what it would find
+under torchrun: $RANK, a process group, log handlers of its own.
 
-Write `offbeat.rank()` and `offbeat.world_size()` in the script, and do not make a process group:
-there is none, and $RANK is not set. Virtual time passes only in what is attached; the time that a
-script spends reading data or evaluating is free. A DataLoader with `num_workers` starts that many
-processes for every virtual worker: it gives the same batches, at a price; use 0.
+The rest of the process they share, unlike real workers:
+
+- imported modules, the working directory, and what a process may do only once: a second worker that
+  calls `multiprocessing.set_start_method` fails; guard that by `offbeat.rank() == 0`
+- files. As in a real job on one disk, each worker's writes happen: of several to the same path the
+  last one stays, whole, since workers take turns only inside offbeat's and torch.distributed's
+  calls. Write from `offbeat.rank() == 0`, or to a path with the rank in it
+- the clock on the wall: `time.time()` knows nothing of virtual time, `dp.seconds` does
+
+Virtual time passes only in what is attached; the time that a script spends reading data or
+evaluating is free. A DataLoader with `num_workers` starts that many processes for every virtual
+worker: it gives the same batches, at a price; use 0.
 """
 
 from __future__ import annotations
@@ -31,8 +39,13 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+import offbeat
+from offbeat.algorithm import Algorithm
 from offbeat.attach import Attachment
 from offbeat.clusters import Cluster
+from offbeat.clusters.write import to_toml
+from offbeat.lab import stand_ins
+from offbeat.records import Line, Sink
 from offbeat.worlds import run
 from offbeat.worlds.base import Closeable
 from offbeat.worlds.virtual import current_virtual_world
@@ -56,15 +69,26 @@ class Simulation:
     shares: dict[int, float] = field(default_factory=dict)
     """The share of its time that a worker has computed, by rank; of those that attached."""
     error: BaseException | None = None
-    """What ended the run: the error, or the `sys.exit()`, of the first worker that failed."""
+    """What ended the run: the first worker's error, its `sys.exit()`, or Ctrl-C."""
+    algorithm: Algorithm | None = None
+    """What was attached first."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended the run."""
+        return isinstance(self.error, KeyboardInterrupt)
 
     def traceback(self, everything: bool = False) -> str:
         """Return the error as Python shows it, with the user's own frames only, or with all."""
         if self.error is None:
             return ""
+        if self.interrupted and not everything:
+            return " ".join(["interrupted", *getattr(self.error, "__notes__", ())])
         shown = TracebackException.from_exception(self.error)
         if not everything:
             _keep_frames_of_the_user(shown, str(self.script))
+        if not everything and isinstance(self.error, SystemExit):
+            shown.stack = None  # type: ignore[assignment]  # it ended on purpose
         return "".join(shown.format()).rstrip()
 
     def summary(self) -> Table:
@@ -109,14 +133,18 @@ def simulate(
     seed: int = 0,
     arguments: Sequence[str] = (),
     verbose: bool = False,
+    records: Sink | None = None,
+    command: str = "",
 ) -> Simulation:
     """Run `script` with `arguments` on every worker of `cluster`; an error is in what it returns.
 
-    `verbose` shows what all workers print, not worker 0 alone.
+    `verbose` shows what all workers print, not worker 0 alone. `records` is called with a line for
+    everything that happens, see records.py; `command` is how to run this again, for its first line.
     """
     source = script.read_bytes()
     simulation = Simulation(script, cluster.name, cluster.workers)
     mains: dict[int, ModuleType] = {}
+    sink = None if records is None else _Records(records, simulation, cluster, seed, command)
     began = time.monotonic()
     threads = torch.get_num_threads()
     with _in_place_of_the_process(script, arguments, mains, verbose):
@@ -124,14 +152,64 @@ def simulate(
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
             code = compile(source, str(script), "exec", dont_inherit=True)
-            done = run(lambda: _be_worker(code, mains, simulation), cluster, seed=seed)
+            done = run(
+                lambda: _be_worker(code, mains, simulation), cluster, seed=seed, records=sink
+            )
             simulation.virtual_s, simulation.events = done.seconds, done.events
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             simulation.error = error
         finally:
             torch.set_num_threads(threads)
+    if sink is not None:
+        sink.begin()
     simulation.wall_s = time.monotonic() - began
     return simulation
+
+
+class _Records:
+    """A sink whose first line says what is run; the algorithm is known once it is attached."""
+
+    def __init__(
+        self, sink: Sink, simulation: Simulation, cluster: Cluster, seed: int, command: str
+    ) -> None:
+        self._sink = sink
+        self._simulation = simulation
+        self._cluster = cluster
+        self._seed = seed
+        self._command = command
+        self._begun = False
+
+    def __call__(self, line: Line) -> None:
+        self.begin()
+        self._sink(line)
+
+    def begin(self) -> None:
+        """Write the first line, if it has not been written."""
+        if self._begun:
+            return
+        self._begun = True
+        algorithm, script = self._simulation.algorithm, self._simulation.script.name
+        settings = vars(algorithm) if algorithm is not None else {}
+        self._sink(
+            {
+                "kind": "run",
+                "label": script,
+                "algorithm": None if algorithm is None else type(algorithm).__name__,
+                "settings": {name: _plain(value) for name, value in settings.items()},
+                "world": "virtual",
+                "cluster": self._cluster.name,
+                "cluster_file": to_toml(self._cluster),
+                "workers": self._cluster.workers,
+                "task": script,
+                "seed": self._seed,
+                "command": self._command,
+                "offbeat": offbeat.__version__,
+            }
+        )
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 
 def _be_worker(code: CodeType, mains: dict[int, ModuleType], simulation: Simulation) -> None:
@@ -140,7 +218,7 @@ def _be_worker(code: CodeType, mains: dict[int, ModuleType], simulation: Simulat
     assert world is not None, "a worker of the virtual run"
     main = mains[world.rank] = ModuleType("__main__")
     main.__file__ = str(simulation.script)
-    world.open = attached = _Attached()
+    world.open = attached = _Attached(simulation)
     try:
         exec(code, main.__dict__)
     except SystemExit as leaving:
@@ -157,14 +235,16 @@ def _be_worker(code: CodeType, mains: dict[int, ModuleType], simulation: Simulat
 class _Attached(list[Closeable]):
     """What a worker has attached and not closed; `ever` remembers the closed ones as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self.ever: list[Attachment] = []
+        self._simulation = simulation
 
     def append(self, thing: Closeable) -> None:
         super().append(thing)
         if isinstance(thing, Attachment):
             self.ever.append(thing)
+            self._simulation.algorithm = self._simulation.algorithm or thing.algorithm
 
 
 class _Main(ModuleType):
@@ -231,7 +311,8 @@ def _in_place_of_the_process(
     sys.stdout, sys.stderr = out, err
     sys.modules["__main__"] = _Main(mains, saved[-1])
     try:
-        yield
+        with stand_ins.installed():
+            yield
     finally:
         sys.argv, sys.path, sys.stdout, sys.stderr, sys.modules["__main__"] = saved
         out.finish()
