@@ -20,7 +20,8 @@ from offbeat.report.lines import Round
 from offbeat.report.runs import Run
 from offbeat.report.spans import Span
 
-_MOST_TICKS = 2_000_000_000  # they must fit into 32 bits
+_MOST = 2**31 - 1
+_MOST_TICKS = 2_000_000_000
 
 
 def packed(run: Run, spans: list[Span]) -> dict[str, Any]:
@@ -36,12 +37,12 @@ def packed(run: Run, spans: list[Span]) -> dict[str, Any]:
     numbers = array("i")
     numbers.extend(_counts(run.workers, spans))
     numbers.extend(_gaps_and_lengths(spans, tick_s))
-    numbers.extend(span.note for span in spans)
+    numbers.extend(min(span.note, _MOST) for span in spans)
     numbers.extend(_counts(run.workers, lanes))
     numbers.extend(_gaps_and_lengths(lanes, tick_s))
     numbers.extend(lane.round for lane in lanes)
     for name in ("round", "samples", "workers", "staleness_rounds"):
-        numbers.extend(round(getattr(line, name)) for line in facts)
+        numbers.extend(min(round(getattr(line, name)), _MOST) for line in facts)
     if sys.byteorder == "big":
         numbers.byteswap()
     states = bytes(span.state for span in spans)

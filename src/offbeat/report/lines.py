@@ -45,7 +45,6 @@ class Begin(_Line):
     kind: Literal["run"]
     label: str
     algorithm: str = ""
-    settings: dict[str, Any] = {}
     world: str = ""
     cluster: str = ""
     cluster_file: str = ""
@@ -102,7 +101,6 @@ class Result(_Line):
     kind: Literal["result"]
     seconds_to_target: FiniteFloat | None = None
     final_accuracy: float | None = None
-    final_loss: float | None = None
     utilization: FiniteFloat | None = None
     waited_s: FiniteFloat | None = None
     samples: FiniteFloat | None = None

@@ -100,10 +100,12 @@ class Run:
             sums[compute.rank][3] += compute.samples if compute.arrival == "dropped" else 0.0
         for wait in self.waits:
             sums.setdefault(wait.rank, [0.0] * 4)[1] += wait.seconds
-        found = {rank: Totals(*values) for rank, values in sums.items()}
+        ended: dict[int, list[float]] = {}  # more than one line if it attached more than once
         for end in self.ends:
-            found[end.rank] = Totals(end.compute_s, end.wait_s, end.samples, end.dropped_samples)
-        return dict(sorted(found.items()))
+            each = (end.compute_s, end.wait_s, end.samples, end.dropped_samples)
+            before = ended.get(end.rank, [0.0] * 4)
+            ended[end.rank] = [a + b for a, b in zip(before, each, strict=True)]
+        return {rank: Totals(*values) for rank, values in sorted((sums | ended).items())}
 
     @cached_property
     def distinct_rounds(self) -> list[Round]:

@@ -170,7 +170,10 @@ def _dropped(run: Run) -> float | None:
     totals = run.totals.values()
     if samples := sum(each.samples for each in totals):
         return sum(each.dropped_samples for each in totals) / samples
-    return None
+    if (said := run.result) is None or said.samples is None or said.dropped_samples is None:
+        return None
+    computed = said.samples + said.dropped_samples
+    return said.dropped_samples / computed if computed else None
 
 
 def _mean_staleness(run: Run) -> float | None:

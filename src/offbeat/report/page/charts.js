@@ -48,6 +48,14 @@ function band(name, colour, [x, , low, high]) {
   };
 }
 
+// The mean of a curve at a place between its first and its last point, or null.
+function valueAt([x, mean], place) {
+  const after = x.findIndex((each) => each >= place);
+  if (after < 0 || (after === 0 && x[0] > place)) return null;
+  if (after === 0) return mean[0];
+  return mean[after - 1] + ((mean[after] - mean[after - 1]) * (place - x[after - 1])) / (x[after] - x[after - 1]);
+}
+
 function curveOption(id, hidden) {
   const [value, against] = id.split("-"), timed = against === "at_s", share = value === "accuracy";
   const series = [];
@@ -85,12 +93,14 @@ function curveOption(id, hidden) {
     yAxis: axis({ type: "value", max: share ? 1 : null, min: share ? null : 0, scale: share, splitNumber: 4, axisLabel: { formatter: y } }),
     tooltip: {
       trigger: "axis", confine: true, ...tooltipStyle(), axisPointer: { lineStyle: { color: css("line") } },
-      formatter(found) {
-        const lines = found.filter((each) => each.seriesType === "line");
-        if (!lines.length) return "";
-        const shown = (v) => (share ? `${(100 * v).toFixed(1)} %` : v.toFixed(4));
-        const at = timed ? `${number(Number(lines[0].value[0].toPrecision(4)))} ${data.seconds}` : count(Math.round(lines[0].value[0]), "sample");
-        return [`at ${at}`, ...lines.map((each) => `${each.marker}${escaped(each.seriesName)} <b>${shown(each.value[1])}</b>`)].join("<br>");
+      formatter([{ axisValue }]) {
+        const at = timed ? `${number(Number(axisValue.toPrecision(4)))} ${data.seconds}` : count(Math.round(axisValue), "sample");
+        const lines = data.groups.map(({ name, curves }, i) => {
+          const there = hidden.has(i) || !curves[id] ? null : valueAt(curves[id], axisValue);
+          if (there === null) return "";
+          return `${dot(colourNames[i])}${escaped(name)} <b>${share ? `${(100 * there).toFixed(1)} %` : there.toFixed(4)}</b>`;
+        });
+        return [`at ${at}`, ...lines.filter(Boolean)].join("<br>");
       },
     },
     series,

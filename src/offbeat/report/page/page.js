@@ -42,6 +42,10 @@ function timelineChart() {
 }
 
 async function showRun(index) {
+  if (!("DecompressionStream" in window)) {
+    byId("hint").textContent = "The timeline needs a browser of 2023 or later.";
+    return;
+  }
   if (!unpackedRuns.has(index)) unpackedRuns.set(index, unpacked(data.runs[index]));
   const run = await unpackedRuns.get(index);
   if (Number(byId("run").value) !== index) return; // another was chosen meanwhile
@@ -122,7 +126,8 @@ addEventListener("resize", () => {
     if (shownRun) drawTimeline();
   });
 });
+const ready = () => (document.documentElement.dataset.ready = String(Math.round(performance.now())));
 showRun(Number(byId("run").value)).then(() => {
   // Two frames later it is on the screen: how long that took since the page was asked for.
-  requestAnimationFrame(() => requestAnimationFrame(() => (document.documentElement.dataset.ready = String(Math.round(performance.now())))));
+  requestAnimationFrame(() => requestAnimationFrame(ready));
 });
