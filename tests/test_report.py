@@ -468,6 +468,7 @@ def test_an_unwritable_target_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_no_room_on_disk_leaves_the_old_report_as_it_was(race: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("the old one")
@@ -590,6 +591,7 @@ def hover(browser: Any, chart: str, across: float, down: float) -> str:
     return WebDriverWait(browser, 10).until(lambda _: browser.execute_script(tip))
 
 
+@pytest.mark.slow
 def test_every_chart_is_drawn(page: Any) -> None:
     for chart in CHARTS:
         assert colours(page, chart) > 5, chart
@@ -601,6 +603,7 @@ def test_every_chart_is_drawn(page: Any) -> None:
         assert sum(drawn) > 0, chart
 
 
+@pytest.mark.slow
 def test_what_the_records_say_is_shown_as_text_and_not_run(page: Any) -> None:
     shown = page.find_element("tag name", "body").text
     assert f"Take m-synchronous SGD. {NASTY}" in shown
@@ -609,6 +612,7 @@ def test_what_the_records_say_is_shown_as_text_and_not_run(page: Any) -> None:
     assert page.execute_script("return window.broken") is None
 
 
+@pytest.mark.slow
 def test_hovering_shows_the_very_span_that_was_recorded(page: Any, runs: report.Runs) -> None:
     run = next(iter(runs))
     for down in (0.1, 0.45, 0.75):
@@ -623,12 +627,14 @@ def test_hovering_shows_the_very_span_that_was_recorded(page: Any, runs: report.
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chart", ["accuracy-at_s", "shares", "staleness"])
 def test_hovering_over_the_other_charts_names_algorithms(page: Any, chart: str) -> None:
     text = hover(page, chart, 0.5, 0.4)
     assert "sync" in text if chart == "shares" else set(ALGORITHMS) <= set(re.findall(NAMES, text))
 
 
+@pytest.mark.slow
 def test_zooming_changes_the_visible_part_and_comes_back(page: Any) -> None:
     from selenium.webdriver import ActionChains, Keys
     from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
@@ -645,6 +651,7 @@ def test_zooming_changes_the_visible_part_and_comes_back(page: Any) -> None:
     assert zoomed(page) == (0, 100)
 
 
+@pytest.mark.slow
 def test_the_selector_switches_runs(page: Any, runs: report.Runs) -> None:
     from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -660,6 +667,7 @@ def test_the_selector_switches_runs(page: Any, runs: report.Runs) -> None:
     assert colours(page, "timeline") > 5
 
 
+@pytest.mark.slow
 def test_an_algorithm_can_be_switched_off(page: Any) -> None:
     count = (
         "return echarts.getInstanceByDom(document.getElementById('loss-samples'))"
@@ -670,6 +678,7 @@ def test_an_algorithm_can_be_switched_off(page: Any) -> None:
     assert page.execute_script(count) == 2
 
 
+@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_chosen(page: Any) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -694,6 +703,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page: Any) -> None:
     assert colours(page, "timeline") > 5
 
 
+@pytest.mark.slow
 def test_a_telephone_shows_everything_without_scrolling_sideways(page: Any) -> None:
     metrics = {"width": 375, "height": 812, "deviceScaleFactor": 2, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -707,6 +717,7 @@ def test_a_telephone_shows_everything_without_scrolling_sideways(page: Any) -> N
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_a_folder_of_workers_files_has_a_page_too(browser: Any, tmp_path: Path) -> None:
     lines = [line for line in recorded("sync", 0) if line["kind"] in ("compute", "wait", "end")]
     for rank in range(8):
@@ -714,7 +725,8 @@ def test_a_folder_of_workers_files_has_a_page_too(browser: Any, tmp_path: Path) 
         written(worker_file(tmp_path / "tuesday", rank), mine)
     report.html.write(report.load([tmp_path / "tuesday"]), tmp_path / "report.html")
     opened(browser, tmp_path / "report.html")
-    assert "not in these records" in browser.find_element("id", "loss-at_s").text
+    assert not browser.find_element("id", "learning").is_displayed()  # nobody has evaluated
+    assert "not in these records" in browser.find_element("id", "staleness").text
     assert colours(browser, "timeline") > 5
     assert colours(browser, "shares") > 5
     assert browser.get_log("browser") == []

@@ -22,6 +22,7 @@ function show(id, option) {
 
 function drawCharts() {
   const narrow = innerWidth < 560;
+  byId("learning").hidden = !data.groups.some((group) => Object.keys(group.curves).length);
   byId("shares").style.height = byId("staleness").style.height = `${Math.max(220, 44 * data.groups.length + 40)}px`;
   for (const id of CURVES) show(id, curveOption(id, hidden));
   show("shares", sharesOption(narrow));
