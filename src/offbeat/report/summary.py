@@ -35,7 +35,7 @@ class Row:
     seconds_to_target: float | None
     """The median over the seeds; one that never reached the target counts as infinitely long."""
     speed_up: float | None
-    """Over the synchronous one on the same cluster: that one's median by this one's."""
+    """Over the synchronous one on the same cluster; the median over the seeds that both reached."""
     utilization: float | None
     waited_s: float | None
     """Of all workers together; the mean over the seeds."""
@@ -51,13 +51,12 @@ def rows(runs: Runs) -> list[Row]:
     """Compare the algorithms."""
     groups = runs.groups()
     baseline = {
-        setting(group[0]): _median_to_target(group)
+        setting(group[0]): {run.about.seed: _to_target_s(run) for run in group}
         for group in groups.values()
         if group[0].synchronous
     }
     return [
-        _row(name, group, baseline.get(setting(group[0]), math.inf))
-        for name, group in groups.items()
+        _row(name, group, baseline.get(setting(group[0]), {})) for name, group in groups.items()
     ]
 
 
@@ -120,9 +119,11 @@ def accuracy(run: Run) -> float | None:
     return known[-1] if known else None
 
 
-def _row(name: str, group: list[Run], baseline: float) -> Row:
-    median = _median_to_target(group)
-    comparable = math.isfinite(median) and math.isfinite(baseline) and median > 0
+def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
+    # median_high, not median: between a time and infinity there is no middle.
+    median = statistics.median_high(_to_target_s(run) for run in group)
+    pairs = [(baseline.get(run.about.seed, math.inf), _to_target_s(run)) for run in group]
+    ratios = [theirs / ours for theirs, ours in pairs if math.isfinite(theirs + ours) and ours > 0]
     accuracies = (accuracy(run) for run in group)
     known_most = [most for run in group if (most := _max_staleness(run)) is not None]
     return Row(
@@ -130,7 +131,7 @@ def _row(name: str, group: list[Run], baseline: float) -> Row:
         seeds=len(group),
         reached=sum(math.isfinite(_to_target_s(run)) for run in group),
         seconds_to_target=median if math.isfinite(median) else None,
-        speed_up=baseline / median if comparable else None,
+        speed_up=statistics.median_high(ratios) if ratios else None,
         utilization=_mean(_utilization(run) for run in group),
         waited_s=_mean(_waited_s(run) for run in group),
         dropped=_mean(_dropped(run) for run in group),
@@ -146,11 +147,6 @@ def _row(name: str, group: list[Run], baseline: float) -> Row:
 def _to_target_s(run: Run) -> float:
     found = None if run.result is None else run.result.seconds_to_target
     return math.inf if found is None else found
-
-
-def _median_to_target(group: list[Run]) -> float:
-    # median_high, not median: between a time and infinity there is no middle.
-    return statistics.median_high(_to_target_s(run) for run in group)
 
 
 def _utilization(run: Run) -> float | None:
@@ -170,10 +166,9 @@ def _dropped(run: Run) -> float | None:
     totals = run.totals.values()
     if samples := sum(each.samples for each in totals):
         return sum(each.dropped_samples for each in totals) / samples
-    if (said := run.result) is None or said.samples is None or said.dropped_samples is None:
+    if (said := run.result) is None or not said.samples or said.dropped_samples is None:
         return None
-    computed = said.samples + said.dropped_samples
-    return said.dropped_samples / computed if computed else None
+    return said.dropped_samples / said.samples
 
 
 def _mean_staleness(run: Run) -> float | None:
