@@ -6,6 +6,7 @@
     ├── DetachedError                     an optimizer used after its block, or attached twice
     ├── GradientError                     a gradient that cannot be reduced
     │   └── NonFiniteGradientError        NaN or infinity; names rank, round and parameter
+    ├── ReportError                       records that cannot be read, a report not written
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
@@ -58,6 +59,10 @@ class NonFiniteGradientError(GradientError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ReportError(OffbeatError):
+    """Records that cannot be read, or a report that cannot be written."""
 
 
 class WorldError(OffbeatError):

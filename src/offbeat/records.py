@@ -12,6 +12,7 @@ began; virtual ones are virtual. Every line has a `kind`:
     evaluation  at_s, round, samples: those applied until then; loss, accuracy or null
     end         rank, at_s, steps, compute_s, wait_s, samples and dropped_samples of one worker
     result      what a race says of the run: its figures
+    verdict     text: what a race concludes from all its runs
 
 A *sink* is a function that takes such a line as a dictionary. `offbeat.run(..., records=sink)`
 hands one to every virtual worker. Real processes that find $OFFBEAT_RECORDS write into the folder
@@ -50,22 +51,33 @@ def worker_file(folder: str | Path, rank: int) -> Path:
 
 def read(path: Path) -> Iterator[Line]:
     """Yield the lines of a file, or of all workers' files in a folder."""
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files:
+    for file in files(path):
+        for _, line in numbered(file):
+            yield line
+
+
+def files(path: Path) -> list[Path]:
+    """The files that hold the records: this one, or those in this folder."""
+    found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not found:
         raise ValueError(f"{path}: no records (*.jsonl) in this folder")
-    for file in files:
-        with file.open(encoding="utf-8") as lines:
-            yield from _parsed(file, lines)
+    return found
 
 
-def _parsed(file: Path, lines: Iterable[str]) -> Iterator[Line]:
+def numbered(file: Path) -> Iterator[tuple[int, Line]]:
+    """Yield the lines of a file, each with its number."""
+    with file.open("rb") as lines:
+        yield from _parsed(file, lines)
+
+
+def _parsed(file: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
-        except json.JSONDecodeError as error:
-            if not text.endswith("\n"):
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            if not text.endswith(b"\n"):
                 return  # cut off in the middle: whoever wrote it was killed
             raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
         if not isinstance(line, dict) or "kind" not in line:
             raise ValueError(f'{file}, line {number}: not a record: it has no "kind"')
-        yield line
+        yield number, line

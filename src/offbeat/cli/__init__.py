@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.cli import report
 from offbeat.cli.profile import profile
 from offbeat.clusters import Cluster, named
 from offbeat.errors import ClusterError
@@ -143,3 +144,7 @@ def clusters(
     for cluster in map(Cluster.load, named()):
         table.add_row(cluster.name, str(cluster.workers), cluster.description)
     Console(highlight=False).print(table)
+
+
+app.command()(report.report)
+app.command()(report.trace)

@@ -1,1 +1,17 @@
-"""Records in; tables, pages and traces out. Nothing here runs anything."""
+"""Records in; tables, pages and traces out. Nothing here runs anything.
+
+    runs = report.load(["race.jsonl"])      files, or folders that real workers wrote into
+    report.table(runs)                      a table for the terminal
+    report.rows(runs)                       the same as numbers
+    report.html.write(runs, "report.html")
+    report.trace.write(runs, "trace.json")
+    report.scalars.write(runs, "folder")
+
+What cannot be read or written is a ReportError.
+"""
+
+from offbeat.report import html, scalars, trace
+from offbeat.report.runs import Run, Runs, load
+from offbeat.report.summary import Row, rows, table
+
+__all__ = ["Row", "Run", "Runs", "html", "load", "rows", "scalars", "table", "trace"]

@@ -1,0 +1,227 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+
+The page's own parts are in page/, the library that draws its charts is in vendor/. Data goes in as
+JSON; the many numbers of the timelines as deflated columns, unpacked when a run is looked at.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from offbeat.report.columns import packed
+from offbeat.report.curves import curve
+from offbeat.report.files import whole_file
+from offbeat.report.runs import Run, Runs
+from offbeat.report.spans import STATES, seconds_by_state, spans
+from offbeat.report.summary import cells, headings, rows, seconds_of
+
+_SCRIPTS = ("page/timeline.js", "page/charts.js", "page/page.js")
+
+
+def write(runs: Runs, path: str | Path) -> None:
+    """Write the page; raises ReportError if that cannot be done, and then leaves no file."""
+    text = page(runs)
+    with whole_file(path) as file:
+        file.write(text)
+
+
+def page(runs: Runs) -> str:
+    """Return the whole page."""
+    return Template(_part("page/page.html")).substitute(
+        title=html.escape(_title(runs)),
+        facts=" · ".join(map(html.escape, _facts(runs))),
+        verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
+        table=_table(runs),
+        options="".join(
+            f'<option value="{number}">{html.escape(run.name)}</option>'
+            for number, run in enumerate(runs)
+        ),
+        details=_details(runs),
+        style=_part("page/style.css"),
+        data=_json(_data(runs)),
+        library=_script(_part("vendor/echarts.min.js")),
+        scripts=_script("\n".join(map(_part, _SCRIPTS))),
+    )
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def _title(runs: Runs) -> str:
+    tasks = _each(run.about.task for run in runs)
+    clusters = _each(run.about.cluster for run in runs)
+    if not clusters:
+        return ", ".join(_each(run.about.label for run in runs))
+    return f"{', '.join(tasks) or 'training'} on {', '.join(clusters)}"
+
+
+def _facts(runs: Runs) -> list[str]:
+    algorithms = len(_each(run.about.algorithm for run in runs))
+    workers = " or ".join(_each(str(run.workers) for run in runs))
+    return [
+        *([_count(algorithms, "algorithm")] if algorithms else []),
+        f"{workers} worker{'' if workers == '1' else 's'}",
+        *([_count(len(seeds), "seed")] if (seeds := _seeds(runs)) else []),
+        *(f"{world} time" for world in _each(run.about.world for run in runs)),
+        *(f"target {target}" for target in _each(run.about.target or "" for run in runs)),
+    ]
+
+
+def _table(runs: Runs) -> str:
+    compared = rows(runs)
+    known = [row.seconds_to_target for row in compared if row.seconds_to_target is not None]
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in headings(runs))
+    body = ""
+    for number, row in enumerate(compared):
+        name, *values = (html.escape(text) for text in cells(row))
+        best = ' class="best"' if len(known) > 1 and row.seconds_to_target == min(known) else ""
+        swatch = f'<i class="swatch" data-group="{number}"></i>'
+        body += f'<tr{best}><th scope="row">{swatch}{_breakable(name)}</th>'
+        body += "".join(f"<td>{value}</td>" for value in values) + "</tr>"
+    return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken where its parts meet: a telephone is narrow."""
+    return re.sub(r"([:=,])", r"\1<wbr>", name)
+
+
+def _details(runs: Runs) -> str:
+    seeds = _seeds(runs)
+    written = _each(run.about.offbeat for run in runs)
+    parts = [
+        (
+            "Command",
+            [
+                f"<pre>{html.escape(text)}</pre>"
+                for text in _each(run.about.command for run in runs)
+            ],
+        ),
+        ("Seeds", [html.escape(", ".join(seeds))] if seeds else []),
+        (
+            "Algorithms",
+            [
+                f"<p><b>{html.escape(name)}</b><br><code>{html.escape(algorithm)}</code></p>"
+                for name, group in runs.groups().items()
+                if (algorithm := group[0].about.algorithm)
+            ],
+        ),
+        (
+            "Cluster file",
+            [
+                f"<p><b>{html.escape(name)}</b></p><pre>{html.escape(text)}</pre>"
+                for name, text in {
+                    run.about.cluster: run.about.cluster_file for run in runs
+                }.items()
+                if text
+            ],
+        ),
+        ("Recorded by", [html.escape(f"offbeat {', '.join(written)}")] if written else []),
+    ]
+    shown = "".join(f"<dt>{name}</dt><dd>{''.join(texts)}</dd>" for name, texts in parts if texts)
+    return shown or "<dt>Recorded by</dt><dd>workers that did not say what they ran</dd>"
+
+
+def _seeds(runs: Runs) -> list[str]:
+    return _each("" if run.about.seed is None else str(run.about.seed) for run in runs)
+
+
+def _each(texts: Iterable[str]) -> list[str]:
+    """Every text once, in order, without those that say nothing."""
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def _data(runs: Runs) -> dict[str, Any]:
+    found = {id(run): spans(run) for run in runs}
+    return {
+        "seconds": seconds_of(runs),
+        "states": STATES,
+        "target": _target(runs),
+        "groups": [
+            {
+                "name": name,
+                "synchronous": group[0].synchronous,
+                "curves": {
+                    f"{value}-{against}": [list(map(_short, column)) for column in drawn]
+                    for value in ("accuracy", "loss")
+                    for against in ("at_s", "samples")
+                    if (drawn := curve(group, value, against)).x
+                },
+                "shares": _shares([seconds_by_state(found[id(run)]) for run in group]),
+                "staleness": _staleness(group),
+            }
+            for name, group in runs.groups().items()
+        ],
+        "runs": [
+            {
+                "name": run.name,
+                "workers": run.workers,
+                "seconds": run.seconds,
+                "utilization": {
+                    rank: _short(totals.utilization) for rank, totals in run.totals.items()
+                },
+                **packed(run, found[id(run)]),
+            }
+            for run in runs
+        ],
+    }
+
+
+def _target(runs: Runs) -> dict[str, float]:
+    """The targets that can be drawn as a line, by what they are of."""
+    texts = _each(run.about.target or "" for run in runs)
+    matches = (re.fullmatch(r"(accuracy|loss)=([\d.]+)", text) for text in texts)
+    return {match[1]: float(match[2]) for match in matches if match}
+
+
+def _shares(by_run: list[list[float]]) -> list[float]:
+    """The share of the workers' time in every state, over all seeds."""
+    sums = [sum(column) for column in zip(*by_run, strict=True)]
+    return [_short(each / total) for each in sums] if (total := sum(sums)) else sums
+
+
+def _staleness(group: list[Run]) -> dict[int, float]:
+    """The share of the rounds, by staleness; the mean over the seeds."""
+    counts = [Counter(line.staleness_rounds for line in run.distinct_rounds) for run in group]
+    counts = [count for count in counts if count]
+    return {
+        rounds: _short(statistics.fmean(count[rounds] / count.total() for count in counts))
+        for rounds in sorted(set().union(*counts))
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+# --- into the page -------------------------------------------------------------------------------
+
+
+def _part(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _json(data: dict[str, Any]) -> str:
+    """As JSON in which nothing can end the script that holds it, or begin a comment."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _script(source: str) -> str:
+    """As a script that nothing in it can end: in strings and patterns, <\\/ is </."""
+    return re.sub(r"</(?=script)", r"<\\/", source, flags=re.IGNORECASE)

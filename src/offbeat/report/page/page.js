@@ -1,0 +1,134 @@
+// The page: puts the charts into it, and answers to the selector, the legend and the theme.
+
+const byId = (id) => document.getElementById(id);
+const hidden = new Set(); // algorithms that the reader has switched off
+const charts = new Map();
+const CURVES = ["accuracy-at_s", "accuracy-samples", "loss-at_s", "loss-samples"];
+
+function chartOf(id) {
+  if (!charts.has(id)) charts.set(id, echarts.init(byId(id), null, { renderer: "canvas" }));
+  return charts.get(id);
+}
+
+function show(id, option) {
+  const element = byId(id);
+  if (!option) {
+    element.className = "empty";
+    element.textContent = "not in these records";
+    return;
+  }
+  chartOf(id).setOption(option, { notMerge: true });
+}
+
+function drawCharts() {
+  const narrow = innerWidth < 560;
+  byId("learning").hidden = !data.groups.some((group) => Object.keys(group.curves).length);
+  byId("shares").style.height = byId("staleness").style.height = `${Math.max(220, 44 * data.groups.length + 40)}px`;
+  for (const id of CURVES) show(id, curveOption(id, hidden));
+  show("shares", sharesOption(narrow));
+  show("staleness", stalenessOption(hidden));
+}
+
+// --- the timeline ------------------------------------------------------------------------------
+
+const pointer = { at: [0, 0] };
+const unpackedRuns = new Map();
+let shownRun = null;
+
+function timelineChart() {
+  const fresh = !charts.has("timeline"), chart = chartOf("timeline");
+  // Before the tooltip listens, so that it is told where the pointer is now.
+  if (fresh) chart.getZr().on("mousemove", (event) => (pointer.at = [event.offsetX, event.offsetY]));
+  return chart;
+}
+
+async function showRun(index) {
+  if (!("DecompressionStream" in window)) {
+    byId("hint").textContent = "The timeline needs a browser of 2023 or later.";
+    return;
+  }
+  if (!unpackedRuns.has(index)) unpackedRuns.set(index, unpacked(data.runs[index]));
+  const run = await unpackedRuns.get(index);
+  if (Number(byId("run").value) !== index) return; // another was chosen meanwhile
+  shownRun = run;
+  byId("timeline").style.height = `${timelineHeight(run)}px`;
+  const chart = timelineChart();
+  chart.resize();
+  drawTimeline();
+  const grouped = run.workers > 12 ? " Zoom with the slider on the left to see workers one by one." : "";
+  byId("hint").textContent = `Rows are workers, with their utilisation on the right. Ctrl and the wheel, or two fingers, zoom; drag to move.${grouped}`;
+}
+
+function drawTimeline() {
+  const chart = timelineChart(), zoom = chart.getOption()?.dataZoom?.map(({ start, end }) => ({ start, end }));
+  const option = timelineOption(shownRun, chart, pointer);
+  if (chart.offbeatRun === shownRun) zoom?.forEach((range, i) => Object.assign(option.dataZoom[i] ?? {}, range));
+  chart.offbeatRun = shownRun;
+  chart.setOption(option, { notMerge: true });
+}
+
+function zoomBy(factor) {
+  const chart = timelineChart(), { start, end } = chart.getOption().dataZoom[0];
+  const middle = (start + end) / 2, half = factor === "all" ? 50 : Math.min(50, ((end - start) / 2) * Number(factor));
+  const from = factor === "all" ? 0 : Math.max(0, Math.min(100 - 2 * half, middle - half));
+  chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, start: from, end: from + 2 * half });
+  if (factor === "all" && shownRun.workers > 12) chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 2, start: 0, end: 100 });
+}
+
+// --- legends and themes ------------------------------------------------------------------------
+
+function legends() {
+  const item = (name, text, more = "") => `<li><i class="swatch ${more}" style="background:var(--${name})"></i>${text}</li>`;
+  byId("states").innerHTML = data.states.map((state) => item(state, state)).join("") + item("lane", "round in the background", "lane");
+  data.groups.forEach((group, i) => {
+    const entry = document.createElement("li"), button = document.createElement("button");
+    button.type = "button";
+    button.setAttribute("aria-pressed", "true");
+    button.innerHTML = `<i class="swatch" style="background:var(--${colourNames[i]})"></i>${escaped(group.name)}`;
+    button.onclick = () => {
+      if (!hidden.delete(i)) hidden.add(i);
+      button.setAttribute("aria-pressed", String(!hidden.has(i)));
+      drawCharts();
+    };
+    entry.append(button);
+    byId("algorithms").append(entry);
+  });
+  for (const swatch of document.querySelectorAll("[data-group]")) swatch.style.background = `var(--${colourNames[swatch.dataset.group]})`;
+}
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+let chosenTheme = null; // what the reader has chosen, or null for what the system says
+
+function applyTheme() {
+  const theme = chosenTheme ?? (system.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = theme === "dark" ? "light" : "dark";
+  drawCharts();
+  if (shownRun) drawTimeline();
+}
+
+// --- begin -------------------------------------------------------------------------------------
+
+legends();
+applyTheme();
+system.onchange = applyTheme;
+byId("theme").onclick = () => {
+  chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  applyTheme();
+};
+byId("run").onchange = (event) => showRun(Number(event.target.value));
+for (const button of document.querySelectorAll("[data-zoom]")) button.onclick = () => zoomBy(button.dataset.zoom);
+let resizing = 0;
+addEventListener("resize", () => {
+  cancelAnimationFrame(resizing);
+  resizing = requestAnimationFrame(() => {
+    for (const chart of charts.values()) chart.resize();
+    drawCharts();
+    if (shownRun) drawTimeline();
+  });
+});
+const ready = () => (document.documentElement.dataset.ready = String(Math.round(performance.now())));
+showRun(Number(byId("run").value)).then(() => {
+  // Two frames later it is on the screen: how long that took since the page was asked for.
+  requestAnimationFrame(() => requestAnimationFrame(ready));
+});

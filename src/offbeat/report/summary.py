@@ -1,0 +1,217 @@
+"""The table of a report: one row per algorithm, over all its seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from offbeat.report.runs import Run, Runs, setting
+
+NOTHING = "–"
+
+_NARROW = (  # a terminal may have 80 columns
+    "time to\ntarget",
+    "speed-\nup",
+    "utili-\nsation",
+    "waited",
+    "dropped",
+    "stale-\nness",
+    "final\naccuracy",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one algorithm, over all its seeds. None where the records do not say."""
+
+    name: str
+    seeds: int
+    reached: int
+    """So many of the seeds reached the target."""
+    seconds_to_target: float | None
+    """The median over the seeds; one that never reached the target counts as infinitely long."""
+    speed_up: float | None
+    """Over the synchronous one on the same cluster; the median over the seeds that both reached."""
+    utilization: float | None
+    waited_s: float | None
+    """Of all workers together; the mean over the seeds."""
+    dropped: float | None
+    """The share of the samples computed that was dropped."""
+    mean_staleness_rounds: float | None
+    max_staleness_rounds: int | None
+    accuracies: tuple[float, ...]
+    """The last one of every seed."""
+
+
+def rows(runs: Runs) -> list[Row]:
+    """Compare the algorithms."""
+    groups = runs.groups()
+    baseline = {
+        setting(group[0]): {run.about.seed: _to_target_s(run) for run in group}
+        for group in groups.values()
+        if group[0].synchronous
+    }
+    return [
+        _row(name, group, baseline.get(setting(group[0]), {})) for name, group in groups.items()
+    ]
+
+
+def seconds_of(runs: Runs) -> str:
+    """What to call the seconds of these runs: virtual ones are always called virtual."""
+    return "virtual s" if all(run.about.world == "virtual" for run in runs) else "s"
+
+
+def headings(runs: Runs) -> tuple[str, ...]:
+    """The columns, with the seconds called what they are."""
+    seconds = seconds_of(runs)
+    return (
+        "algorithm",
+        f"time to target, {seconds}",
+        "speed-up",
+        "utilisation",
+        f"waited, {seconds}",
+        "dropped",
+        "staleness, mean and most",
+        "final accuracy",
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text, under the headings."""
+    return (
+        row.name,
+        _to_target(row),
+        _text(row.speed_up, "{:.2f}×"),
+        _text(row.utilization, "{:.0%}"),
+        _text(row.waited_s, "{:,.1f}"),
+        _text(row.dropped, "{:.1%}"),
+        _staleness(row),
+        _accuracy(row.accuracies),
+    )
+
+
+def table(runs: Runs) -> Table:
+    """The comparison, for a terminal."""
+    shown = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        caption=f"times in {seconds_of(runs)}; waited: all workers together; staleness: mean, most",
+        caption_justify="left",
+    )
+    shown.add_column("algorithm", style="bold", overflow="fold")
+    for heading in _NARROW:
+        shown.add_column(heading, justify="right", vertical="top")
+    for row in rows(runs):
+        shown.add_row(*cells(row))
+    return shown
+
+
+def accuracy(run: Run) -> float | None:
+    """The last accuracy of a run."""
+    if run.result is not None and run.result.final_accuracy is not None:
+        return run.result.final_accuracy
+    known = [line.accuracy for line in run.evaluations if line.accuracy is not None]
+    return known[-1] if known else None
+
+
+def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
+    # median_high, not median: between a time and infinity there is no middle.
+    median = statistics.median_high(_to_target_s(run) for run in group)
+    pairs = [(baseline.get(run.about.seed, math.inf), _to_target_s(run)) for run in group]
+    ratios = [theirs / ours for theirs, ours in pairs if math.isfinite(theirs + ours) and ours > 0]
+    accuracies = (accuracy(run) for run in group)
+    known_most = [most for run in group if (most := _max_staleness(run)) is not None]
+    return Row(
+        name=name,
+        seeds=len(group),
+        reached=sum(math.isfinite(_to_target_s(run)) for run in group),
+        seconds_to_target=median if math.isfinite(median) else None,
+        speed_up=statistics.median_high(ratios) if ratios else None,
+        utilization=_mean(_utilization(run) for run in group),
+        waited_s=_mean(_waited_s(run) for run in group),
+        dropped=_mean(_dropped(run) for run in group),
+        mean_staleness_rounds=_mean(_mean_staleness(run) for run in group),
+        max_staleness_rounds=max(known_most, default=None),
+        accuracies=tuple(value for value in accuracies if value is not None),
+    )
+
+
+# --- of one run: its lines first, and what its result says where it has none ---------------------
+
+
+def _to_target_s(run: Run) -> float:
+    found = None if run.result is None else run.result.seconds_to_target
+    return math.inf if found is None else found
+
+
+def _utilization(run: Run) -> float | None:
+    totals = run.totals.values()
+    if spent := sum(each.compute_s + each.wait_s for each in totals):
+        return sum(each.compute_s for each in totals) / spent
+    return None if run.result is None else run.result.utilization
+
+
+def _waited_s(run: Run) -> float | None:
+    if totals := run.totals:
+        return sum(each.wait_s for each in totals.values())
+    return None if run.result is None else run.result.waited_s
+
+
+def _dropped(run: Run) -> float | None:
+    totals = run.totals.values()
+    if samples := sum(each.samples for each in totals):
+        return sum(each.dropped_samples for each in totals) / samples
+    if (said := run.result) is None or not said.samples or said.dropped_samples is None:
+        return None
+    return said.dropped_samples / said.samples
+
+
+def _mean_staleness(run: Run) -> float | None:
+    rounds = run.distinct_rounds
+    if samples := sum(line.samples for line in rounds):
+        return sum(line.mean_staleness_rounds * line.samples for line in rounds) / samples
+    return None if run.result is None else run.result.mean_staleness_rounds
+
+
+def _max_staleness(run: Run) -> int | None:
+    if run.rounds:
+        return max(line.staleness_rounds for line in run.rounds)
+    return None if run.result is None else run.result.max_staleness_rounds
+
+
+# --- as text -------------------------------------------------------------------------------------
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _text(value: float | None, form: str) -> str:
+    return NOTHING if value is None else form.format(value)
+
+
+def _to_target(row: Row) -> str:
+    if row.seconds_to_target is None:
+        return f"– ({row.reached}/{row.seeds})" if row.reached else NOTHING
+    of_seeds = "" if row.reached == row.seeds else f" ({row.reached}/{row.seeds})"
+    return f"{row.seconds_to_target:,.2f}{of_seeds}"
+
+
+def _staleness(row: Row) -> str:
+    if row.max_staleness_rounds is None:
+        return NOTHING
+    return f"{row.mean_staleness_rounds or 0.0:.2f}, {row.max_staleness_rounds}"
+
+
+def _accuracy(values: tuple[float, ...]) -> str:
+    if not values:
+        return NOTHING
+    mean = f"{statistics.fmean(values):.1%}"
+    low, high = 100 * min(values), 100 * max(values)
+    return mean if len(values) == 1 else f"{mean} ({low:.1f}–{high:.1f})"
