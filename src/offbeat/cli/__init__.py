@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import offbeat
+from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
 from offbeat.errors import ClusterError
 from offbeat.lab.simulate import simulate as run_script
@@ -116,3 +117,6 @@ def clusters(
     for cluster in map(Cluster.load, named()):
         table.add_row(cluster.name, str(cluster.workers), cluster.description)
     Console(highlight=False).print(table)
+
+
+app.command()(race)
