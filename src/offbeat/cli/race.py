@@ -154,7 +154,7 @@ def _run(chosen: Race, outputs: _Outputs, command: str) -> int:
     _write(outputs, standings, text, command)
     if standings.interrupted:
         return INTERRUPTED
-    if any(result.error for result in standings.results):
+    if standings.stopped or any(result.error for result in standings.results):
         return FAILED
     times = [result.seconds_to_target for result in standings.results]
     missed = chosen.plan.until.kind == "target" and not any(each is not None for each in times)
@@ -170,6 +170,8 @@ def _show(chosen: Race, standings: Standings, text: str) -> None:
         out = Console(highlight=False, width=_WIDE)
     if standings.interrupted:
         typer.echo("Interrupted: this is what was measured until then.", err=True)
+    if standings.stopped:
+        typer.echo(f"{standings.stopped}: this is what was measured until then.", err=True)
     if standings.results:
         out.print("", verdict.table(chosen, standings.results), sep="\n")
     out.print(f"\n{text}")
@@ -190,7 +192,7 @@ def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> 
                 "verdict": text,
             }
         )
-    if outputs.records is None:
+    if outputs.records is None or standings.stopped:
         return
     outputs.records({"kind": "verdict", "text": text})
     outputs.records.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,8 @@ class Records(Output):
         super().keep()
 
     def discard(self) -> None:
-        try:
+        with suppress(OSError):  # what does not fit on the disk is not wanted any more
             self._file.close()
-        except OSError:  # what does not fit on the disk is not wanted any more
-            pass
         super().discard()
 
 

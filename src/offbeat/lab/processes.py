@@ -97,8 +97,8 @@ class Pool:
         while len(outcomes) < len(self._pipes):
             rest_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             open_pipes = [p for n, p in enumerate(self._pipes) if n not in {*outcomes, *failures}]
-            for pipe in wait(open_pipes, rest_s):
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+            ready = wait(open_pipes, rest_s)
+            for rank in [n for n, p in enumerate(self._pipes) if p in ready]:
                 message = self._received(rank)
                 if isinstance(message, dict):
                     tell(message)

@@ -48,7 +48,15 @@ class _Contestant:
         self.done = 0
         self.state = "waiting"
         self.by_rank: dict[int, Line] = {}
-        self.began = 0.0
+        self._began: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        self.state, self.by_rank, self._began = "running", {}, None
+
+    def tell(self, line: Line) -> None:
+        self.by_rank[line["rank"]] = line
+        if self._began is None:  # not with the run: to start processes takes a while
+            self._began = time.monotonic(), line["share"]
 
     def cells(self, unit: str) -> tuple[str, ...]:
         leader = self.by_rank.get(0)
@@ -71,11 +79,13 @@ class _Contestant:
 
     def left(self) -> str:
         """How long this run may still take, on the wall."""
+        assert self._began is not None, "somebody has told something"
+        began, first_share = self._began
         share = max(line["share"] for line in self.by_rank.values())
-        if share <= 0:
+        if share <= first_share:
             return "running"
-        spent_s = time.monotonic() - self.began
-        return f"at most {max(0.0, spent_s / share - spent_s):.0f} s left"
+        rate = (time.monotonic() - began) / (share - first_share)
+        return f"at most {max(0.0, rate * (1.0 - share)):.0f} s left"
 
 
 class Lines(Progress):
@@ -93,11 +103,11 @@ class Lines(Progress):
 
     def begin(self, label: str, seed: int) -> None:
         self._label, self._running = f"{label}, seed {seed}", _Contestant()
-        self._running.state = "running"
-        self._running.began = self._said = time.monotonic()
+        self._running.begin()
+        self._said = time.monotonic()
 
     def tell(self, line: Line) -> None:
-        self._running.by_rank[line["rank"]] = line
+        self._running.tell(line)
         if time.monotonic() - self._said > _PLAIN_EVERY_S and 0 in self._running.by_rank:
             self._said = time.monotonic()
             loss, accuracy, utilization, rounds, at, left = self._running.cells(self._unit)
@@ -140,13 +150,11 @@ class Display(Progress):
 
     def begin(self, label: str, seed: int) -> None:
         self._running = self._all[label]
-        self._running.state = "running"
-        self._running.by_rank = {}
-        self._running.began = time.monotonic()
+        self._running.begin()
         self._live.refresh()
 
     def tell(self, line: Line) -> None:
-        self._running.by_rank[line["rank"]] = line
+        self._running.tell(line)
         if time.monotonic() - self._shown > _REFRESH_S:
             self._live.refresh()
             self._shown = time.monotonic()

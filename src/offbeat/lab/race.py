@@ -29,7 +29,6 @@ import offbeat
 from offbeat import records
 from offbeat.clusters import Cluster
 from offbeat.clusters import named as named_clusters
-from offbeat.errors import OffbeatError
 from offbeat.lab import contestants, tasks
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.goals import Target, Until
@@ -84,6 +83,8 @@ class Standings:
 
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
+    stopped: str | None = None
+    """Why the records cannot be written any more: the race ends there."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ class Race:
                         standings.results.append(result)
         except KeyboardInterrupt:
             standings.interrupted = True
+        except OutputError as error:
+            standings.stopped = str(error)
         return standings
 
     def _one(
@@ -236,9 +239,7 @@ def _figures(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
     first = outcomes[0]
     spent_s = sum(each.compute_s + each.wait_s for each in outcomes)
     reached = (
-        line["at_s"]
-        for line in first.evaluations
-        if target.reached(line["loss"], line["accuracy"])
+        line["at_s"] for line in first.evaluations if target.reached(line["loss"], line["accuracy"])
     )
     last = first.evaluations[-1]
     return {

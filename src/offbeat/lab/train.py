@@ -140,7 +140,7 @@ def _attached(
             optimizer.zero_grad()
             dp.samples(task.samples(batch))
             loss = task.loss(model, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             run.stepped(dp.seconds, dp.round, loss)
     stats = dp.stats()
@@ -183,7 +183,7 @@ def _ddp(
         loss = task.loss(wrapped, batch)
         world.sleep_until(began + world.compute_s(step, samples, began))
         ready = world.now()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         step += 1
         computed += samples
@@ -208,12 +208,16 @@ def _tell_step(
     world: World, watch: Watch, step: int, samples: float, began: float, ready: float, ended: float
 ) -> None:
     rank, number = world.rank, step - 1
-    watch({"kind": "compute", "rank": rank, "from_s": began, "to_s": ready, "samples": samples}
-          | {"arrival": "on time"})
+    watch(
+        {"kind": "compute", "rank": rank, "from_s": began, "to_s": ready, "samples": samples}
+        | {"arrival": "on time"}
+    )
     watch({"kind": "wait", "rank": rank, "from_s": ready, "to_s": ended, "round": number})
-    watch({"kind": "round", "rank": rank, "round": number, "from_s": ready, "to_s": ended}
-          | {"at_s": ended, "samples": samples * world.size, "workers": world.size}
-          | {"staleness_rounds": 0, "mean_staleness_rounds": 0.0})
+    watch(
+        {"kind": "round", "rank": rank, "round": number, "from_s": ready, "to_s": ended}
+        | {"at_s": ended, "samples": samples * world.size, "workers": world.size}
+        | {"staleness_rounds": 0, "mean_staleness_rounds": 0.0}
+    )
 
 
 def _same_on_all(world: World, model: nn.Module) -> bool:

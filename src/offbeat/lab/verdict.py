@@ -91,7 +91,9 @@ def table(race: Race, results: Sequence[Result]) -> Table:
         f"waited, {race.unit}",
         "dropped",
         "staleness",
-        "final accuracy" if any(run.final_accuracy is not None for run in results) else "final loss",
+        "final accuracy"
+        if any(run.final_accuracy is not None for run in results)
+        else "final loss",
     ):
         shown.add_column(heading, justify="right")
     for each in found:
@@ -132,14 +134,14 @@ def _nobody(race: Race, found: list[Standing]) -> str:
     within = f"{limit.amount:.0f} {race.unit}" if limit.kind == "target" else str(limit)
     text = f"Nobody reached {race.plan.target} within {within}"
     metric = "final_accuracy" if race.plan.target.metric == "accuracy" else "final_loss"
-    scores = {each: score for each in found if (score := each.mean(metric)) is not None}
+    scores = {each.label: score for each in found if (score := each.mean(metric)) is not None}
     if not scores:
         return f"{text}: no run came to its end."
     choose = max if metric == "final_accuracy" else min
-    near = choose(scores, key=lambda each: scores[each])
+    near = choose(scores, key=lambda label: scores[label])
     shown = f"{scores[near]:.1%}" if metric == "final_accuracy" else f"{scores[near]:.4g}"
     return (
-        f"{text}. The nearest was {near.label}, with {shown}. "
+        f"{text}. The nearest was {near}, with {shown}. "
         "Give more time by --until, or another --target."
     )
 
@@ -189,7 +191,8 @@ def _price(best: Standing, base: Standing) -> str:
         parts.append(f"{best.dropped:.0%} of the samples dropped")
     stale = best.mean("mean_staleness_rounds") or 0.0
     if best.most_stale:
-        parts.append(f"gradients {stale:.1f} rounds stale on average, {best.most_stale} at most")
+        average = f"{stale:.1f} rounds stale on average, " if stale else ""
+        parts.append(f"gradients {average}at most {best.most_stale} rounds stale")
     mine, theirs = best.mean("final_accuracy"), base.mean("final_accuracy")
     if mine is not None and theirs is not None:
         parts.append(f"final accuracy {mine:.1%} against {theirs:.1%}")
@@ -223,7 +226,7 @@ def _cells(each: Standing, base: Standing | None) -> list[str]:
         f"{each.mean('utilization') or 0.0:.0%}",
         f"{each.mean('waited_s') or 0.0:,.1f}",
         f"{each.dropped:.0%}",
-        f"{each.mean('mean_staleness_rounds') or 0.0:.2f}, at most {each.most_stale}",
+        f"{each.mean('mean_staleness_rounds') or 0.0:.1f}, at most {each.most_stale}",
         _score(each),
     ]
 

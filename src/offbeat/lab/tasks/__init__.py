@@ -56,7 +56,6 @@ def _users_own(module: str, function: str) -> Task:
     task = maker()
     if not isinstance(task, Task):
         raise ValueError(
-            f"{module}:{function} returned {type(task).__name__}, "
-            "not an offbeat.lab.tasks.Task"
+            f"{module}:{function} returned {type(task).__name__}, not an offbeat.lab.tasks.Task"
         )
     return task

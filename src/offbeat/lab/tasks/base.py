@@ -30,7 +30,7 @@ class Task:
     name: str
     model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], Tensor]
-    """The mean over the samples of a micro-batch."""
+    """The mean over the samples of a micro-batch; it calls the model, as a wrapper must hear."""
     batches: Callable[[int, int, int], Iterator[Batch]]
     """Of a rank, the number of workers and a seed: micro-batches without end."""
     evaluate: Callable[[nn.Module], tuple[float, float | None]]
@@ -66,7 +66,7 @@ def drawn(x: Tensor, y: Tensor, size: int) -> Callable[[int, int, int], Iterator
 
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     """Return loss and accuracy of a classifier."""
-    outputs = torch.cat([model(some) for some in x.split(1000)])
+    outputs = torch.cat([model(some) for some in torch.split(x, 1000)])
     right = (outputs.argmax(dim=1) == y).double().mean().item()
     return nn.functional.cross_entropy(outputs, y).item(), right
 

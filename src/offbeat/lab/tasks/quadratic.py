@@ -26,6 +26,9 @@ class _Point(nn.Module):
         with torch.no_grad():
             self.x[0] = _START
 
+    def forward(self) -> Tensor:
+        return self.x
+
 
 def task() -> Task:
     """Come close to the minimum of a quadratic of condition number 117."""
@@ -45,14 +48,15 @@ def task() -> Task:
             yield _NOISE * torch.randn(_SIZE, generator=mine)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return value(model.x) + batch @ model.x
+        x = model()
+        return value(x) + torch.dot(batch, x)
 
     return Task(
         "quadratic",
         model=_Point,
         loss=loss,
         batches=batches,
-        evaluate=lambda model: (value(model.x).item() - least, None),
+        evaluate=lambda model: (value(model()).item() - least, None),
         optimizer=sgd(lr=0.5),
         target=Target("loss", 0.01),
         budget_steps=500,

@@ -7,10 +7,11 @@ micro-batch is its length, whoever computes it.
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import ast
+import sysconfig
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from offbeat.lab.goals import Target
 from offbeat.lab.tasks.base import Batch, Task, classified, generator, sgd
 
-_MODULES = (
-    "argparse ast asyncio collections concurrent.futures configparser contextlib csv datetime "
-    "decimal difflib doctest email.message enum fractions functools heapq inspect ipaddress "
-    "itertools json logging multiprocessing os pathlib pickle random re shutil socket "
-    "statistics string subprocess tempfile textwrap threading typing unittest uuid zipfile"
-).split()
+_MODULES = """
+argparse ast calendar collections concurrent.futures configparser contextlib csv datetime codecs
+difflib doctest email.message enum fractions functools heapq inspect ipaddress json
+logging multiprocessing os pathlib pickle random sched shutil socket statistics string subprocess
+tempfile textwrap threading typing unittest uuid zipfile
+"""
 _CONTEXT = 6
 _TEXTS = 2
 _TESTS = 2000
@@ -76,11 +77,13 @@ def _windows(text: str) -> tuple[Tensor, Tensor]:
 
 
 def _docstrings() -> set[str]:
+    """Read them off the sources: nothing is imported."""
     found = set()
-    for name in _MODULES:
-        module = importlib.import_module(name)
-        for owner in (module, *(thing for _, thing in inspect.getmembers(module, inspect.isclass))):
-            for _, thing in inspect.getmembers(owner):
-                if getattr(thing, "__module__", None) == name and isinstance(thing.__doc__, str):
-                    found.add(inspect.cleandoc(thing.__doc__))
+    for name in _MODULES.split():
+        path = Path(sysconfig.get_paths()["stdlib"], *name.split("."))
+        source = path.with_suffix(".py")
+        source = source if source.exists() else path / "__init__.py"
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                found.add(ast.get_docstring(node) or "")
     return found
