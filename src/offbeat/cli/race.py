@@ -124,6 +124,7 @@ class _Outputs:
         self.json: Json | None = None
         self.report: Output | None = None
         self.records: Records | None = None
+        self.keeps_records = False
 
     def open(self, json: Path | None, report: Path | None, records: Path | None) -> None:
         if json is not None:
@@ -133,8 +134,9 @@ class _Outputs:
             _reports()
             self.report = Output(report)
             self.all.append(self.report)
+        self.keeps_records = records is not None
         if records is not None or report is not None:
-            # A report is made from records: without a place of their own they lie beside it.
+            # A report is made from records: those that nobody asked for lie beside it meanwhile.
             self.records = Records(records or report.with_suffix(".jsonl"))  # type: ignore[union-attr]
             self.all.append(self.records)
 
@@ -200,7 +202,8 @@ def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> 
         pages = _reports()
         pages.html.write(pages.load([outputs.records.temporary]), outputs.report.temporary)
         outputs.report.keep()
-    outputs.records.keep()
+    if outputs.keeps_records:
+        outputs.records.keep()
 
 
 def _reports() -> Any:
