@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## install, then train on a virtual cluster with two slow workers
-	$(BIN)/offbeat simulate examples/01_train.py --cluster two-slow-of-eight
+demo: $(READY)  ## install, then race the algorithms on a virtual cluster with two slow workers
+	$(BIN)/offbeat race --cluster two-slow-of-eight --report report.html
 
 test: check  ## install, then every check and every test
 	$(BIN)/python -m pytest

@@ -9,7 +9,10 @@ import offbeat
 
 ROOT = Path(offbeat.__file__).parent
 # stand_ins.py: what a user's script finds under that name in a simulation
-ALLOWED = {"worlds/real.py", "worlds/current.py", "testing.py", "lab/stand_ins.py"}
+ALLOWED = {
+    *("worlds/real.py", "worlds/current.py", "testing.py"),
+    *("lab/stand_ins.py", "lab/processes.py"),
+}
 
 
 def _imports(file: Path) -> set[str]:

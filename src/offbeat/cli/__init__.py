@@ -14,6 +14,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.profile import profile
+from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
 from offbeat.errors import ClusterError
 from offbeat.lab.simulate import simulate as run_script
@@ -146,5 +147,6 @@ def clusters(
     Console(highlight=False).print(table)
 
 
+app.command()(race)
 app.command()(report.report)
 app.command()(report.trace)

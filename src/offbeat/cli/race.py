@@ -1,0 +1,215 @@
+"""`offbeat race`: its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import shlex
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+import offbeat
+from offbeat.errors import OffbeatError
+from offbeat.lab import progress, verdict
+from offbeat.lab.contestants import algorithms as known_algorithms
+from offbeat.lab.outputs import Json, Output, OutputError, Records
+from offbeat.lab.race import Race, Standings
+from offbeat.lab.tasks import TASKS
+
+_WIDE = 150  # of a table that nobody's terminal has to hold
+FAILED, WRONG, NOT_REACHED, INTERRUPTED = 1, 2, 3, 130
+
+
+class World(StrEnum):
+    virtual = "virtual"
+    real = "real"
+
+
+def race(
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ALGORITHM[:SETTING=VALUE,...]]...",
+            help=f"Of {', '.join(known_algorithms())} and ddp; a choice of them if none is named.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The cluster to race on: a TOML file, or a name from [bold]offbeat clusters[/].",
+        ),
+    ] = "two-slow-of-eight",
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"Of {', '.join(TASKS)}; cifar10:FOLDER; or module:function of yours.",
+        ),
+    ] = "digits",
+    world: Annotated[
+        World, typer.Option(help="In virtual time, or on paced processes of this machine.")
+    ] = World.virtual,
+    until: Annotated[
+        str, typer.Option(help="When a run ends: target, 60s, 300rounds or 20000samples.")
+    ] = "target",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="accuracy=0.95 or loss=0.1, instead of the task's own.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many; 3 in virtual time, else 1.", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Resize the cluster to so many workers.", show_default=False),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures there.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page to look at there.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write there everything that happened, line by line."),
+    ] = None,
+) -> None:
+    """Race algorithms on a cluster, and say which to use there.
+
+    [dim]offbeat race sync eager:quorum=majority --cluster two-slow-of-eight[/]
+
+    Exit status: 0; 1 if a worker failed; 2 for wrong arguments; 3 if nobody reached the target.
+    """
+    command = shlex.join(["offbeat", *sys.argv[1:]])
+    outputs = _Outputs()
+    try:
+        chosen = Race.of(
+            algorithms or (),
+            cluster=cluster,
+            task=task,
+            world=world.value,
+            until=until,
+            target=target,
+            seeds=seeds,
+            workers=workers,
+            command=command,
+        )
+        outputs.open(json, report, records)
+        status = _run(chosen, outputs, command)
+    except (OffbeatError, OutputError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(WRONG) from None
+    finally:
+        outputs.discard()
+    raise typer.Exit(status)
+
+
+class _Outputs:
+    """The files that were asked for; all can be written, or none is begun."""
+
+    def __init__(self) -> None:
+        self.all: list[Output] = []
+        self.json: Json | None = None
+        self.report: Output | None = None
+        self.records: Records | None = None
+        self.keeps_records = False
+
+    def open(self, json: Path | None, report: Path | None, records: Path | None) -> None:
+        if json is not None:
+            self.json = Json(json)
+            self.all.append(self.json)
+        if report is not None:
+            _reports()
+            self.report = Output(report)
+            self.all.append(self.report)
+        self.keeps_records = records is not None
+        if records is not None or report is not None:
+            # A report is made from records: those that nobody asked for lie beside it meanwhile.
+            self.records = Records(records or report.with_suffix(".jsonl"))  # type: ignore[union-attr]
+            self.all.append(self.records)
+
+    def discard(self) -> None:
+        for output in self.all:
+            output.discard()
+
+
+def _run(chosen: Race, outputs: _Outputs, command: str) -> int:
+    for note in chosen.notes():
+        typer.echo(note, err=True)
+    labels = [each.label for each in chosen.contestants]
+    with progress.watching(labels, chosen.seeds, chosen.unit) as show:
+        standings = chosen.run(show, outputs.records)
+    text = verdict.sentence(chosen, standings.results)
+    _show(chosen, standings, text)
+    _write(outputs, standings, text, command)
+    if standings.interrupted:
+        return INTERRUPTED
+    if standings.stopped or any(result.error for result in standings.results):
+        return FAILED
+    times = [result.seconds_to_target for result in standings.results]
+    missed = chosen.plan.until.kind == "target" and not any(each is not None for each in times)
+    return NOT_REACHED if missed else 0
+
+
+def _show(chosen: Race, standings: Standings, text: str) -> None:
+    for result in standings.results:
+        if result.error is not None:
+            typer.echo(f"\n{result.label}, seed {result.seed}, failed:\n{result.error}", err=True)
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=_WIDE)
+    if standings.interrupted:
+        typer.echo("Interrupted: this is what was measured until then.", err=True)
+    if standings.stopped:
+        typer.echo(f"{standings.stopped}: this is what was measured until then.", err=True)
+    if standings.results:
+        out.print("", verdict.table(chosen, standings.results), sep="\n")
+    out.print(f"\n{text}")
+
+
+def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> None:
+    if outputs.json is not None:
+        outputs.json.write(
+            {
+                "command": command,
+                "versions": {
+                    "offbeat": offbeat.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+                "interrupted": standings.interrupted,
+                "runs": [asdict(result) for result in standings.results],
+                "verdict": text,
+            }
+        )
+    if outputs.records is None or standings.stopped:
+        return
+    outputs.records({"kind": "verdict", "text": text})
+    outputs.records.flush()
+    if outputs.report is not None and standings.results:
+        pages = _reports()
+        pages.html.write(pages.load([outputs.records.temporary]), outputs.report.temporary)
+        outputs.report.keep()
+    if outputs.keeps_records:
+        outputs.records.keep()
+
+
+def _reports() -> Any:
+    """The reports, which take a moment to import."""
+    try:
+        importlib.import_module("offbeat.report.html")
+    except ModuleNotFoundError:
+        raise ValueError("--report: this version of offbeat has no reports yet") from None
+    return importlib.import_module("offbeat.report")

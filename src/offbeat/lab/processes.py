@@ -1,0 +1,183 @@
+"""Real workers of a race: processes on this machine, started once and used for run after run.
+
+The store of the job lives here, so that any worker may die. Workers do not hear Ctrl-C: this
+process does, and ends them. If this process is killed, they notice and end as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from offbeat.clusters import Cluster
+from offbeat.errors import WorkerLostError
+from offbeat.lab import tasks
+from offbeat.lab.contestants import Contestant
+from offbeat.lab.train import Outcome, Plan, Shared, Tell, train
+
+_VERDICT_S = 5.0
+"""How long to wait, once a worker has failed, for the one that failed first to say why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as every worker gets it."""
+
+    task: str
+    contestant: Contestant
+    plan: Plan
+    seed: int
+    cluster: Cluster
+    records: Path
+    """The folder into which each worker writes its records."""
+
+
+class WorkerFailed(Exception):  # noqa: N818 - it happened to a worker
+    """A worker has raised or died; the text is its traceback, with its rank and the time."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    words: str
+    seconds: float
+    is_loss: bool
+    """It was told of another one's end, and is not the cause."""
+
+
+class Pool:
+    """The processes of one race."""
+
+    def __init__(self, workers: int) -> None:
+        try:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        except RuntimeError as error:
+            raise WorkerFailed(f"no port of this machine could be opened: {error}") from None
+        spawning = torch.multiprocessing.get_context("spawn")
+        self._children: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._began = time.monotonic()
+        # Workers inherit the mask: a Ctrl-C that comes now is heard here, when all have started.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for rank in range(workers):
+                mine, theirs = spawning.Pipe()
+                arguments = (rank, workers, self._store.port, theirs)
+                child = spawning.Process(target=_work, args=arguments, daemon=True)
+                child.start()
+                theirs.close()
+                self._children.append(child)
+                self._pipes.append(mine)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def run(self, job: Job, tell: Tell) -> list[Outcome]:
+        """Have all workers do a run; WorkerFailed if one does not come to its end."""
+        self._began = time.monotonic()
+        for pipe in self._pipes:
+            pipe.send(job)
+        outcomes: dict[int, Outcome] = {}
+        failures: dict[int, _Failure] = {}
+        deadline: float | None = None
+        while len(outcomes) < len(self._pipes):
+            rest_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            open_pipes = [p for n, p in enumerate(self._pipes) if n not in {*outcomes, *failures}]
+            ready = wait(open_pipes, rest_s)
+            for rank in [n for n, p in enumerate(self._pipes) if p in ready]:
+                message = self._received(rank)
+                if isinstance(message, dict):
+                    tell(message)
+                elif isinstance(message, Outcome):
+                    outcomes[rank] = message
+                else:
+                    failures[rank] = message
+                    deadline = deadline or time.monotonic() + _VERDICT_S
+            everyone = len(outcomes) + len(failures) == len(self._pipes)
+            cause = [rank for rank, failure in failures.items() if not failure.is_loss]
+            if failures and (cause or everyone or time.monotonic() >= (deadline or 0.0)):
+                rank = min(cause or failures)
+                failure = failures[rank]
+                raise WorkerFailed(
+                    f"{failure.words}\nin worker {rank}, {failure.seconds:.1f} s into the run"
+                )
+        return [outcomes[rank] for rank in sorted(outcomes)]
+
+    def close(self) -> None:
+        """Let the workers end."""
+        for pipe in self._pipes:
+            pipe.close()
+        for child in self._children:
+            child.join(timeout=2.0)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the workers at once."""
+        for child in self._children:
+            child.kill()
+        for child in self._children:
+            child.join()
+
+    def _received(self, rank: int) -> Any:
+        try:
+            return self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self._children[rank].join(timeout=1.0)
+            status = self._children[rank].exitcode
+            how = f"was killed by signal {-status}" if status and status < 0 else "ended"
+            words = f"worker {rank} {how} (exit status {status})"
+            return _Failure(words, time.monotonic() - self._began, is_loss=False)
+
+
+def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
+    """The life of a worker: run after run, until nobody asks for another one."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(workers),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job: Job = pipe.recv()
+        except EOFError:
+            return
+        began = time.monotonic()
+        try:
+            pipe.send(_done(job, pipe.send))
+        except BaseException as error:
+            words = "".join(traceback.format_exception(error)).rstrip()
+            seconds = time.monotonic() - began
+            pipe.send(_Failure(words, seconds, isinstance(error, WorkerLostError)))
+            return
+
+
+def _done(job: Job, tell: Callable[[Any], None]) -> Outcome:
+    os.environ["OFFBEAT_RECORDS"] = str(job.records)
+    task = tasks.find(job.task)
+    return train(task, job.contestant, job.plan, job.seed, Shared(), tell, pace=job.cluster)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "a child process"
+    parent.join()
+    os._exit(1)

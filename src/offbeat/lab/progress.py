@@ -1,0 +1,191 @@
+"""What a person sees while a race is on: a line per algorithm, or plain lines into a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from offbeat.records import Line
+
+_REFRESH_S = 0.2
+_PLAIN_EVERY_S = 15.0
+
+
+class Progress:
+    """Hears how a race goes on; this one shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def begin(self, label: str, seed: int) -> None:
+        """A run begins."""
+
+    def tell(self, line: Line) -> None:
+        """A worker says how far it has come."""
+
+    def end(self, label: str, figures: dict[str, Any]) -> None:
+        """A run has ended."""
+
+
+class _Contestant:
+    """What is known of one algorithm while it races."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.state = "waiting"
+        self.by_rank: dict[int, Line] = {}
+        self._began: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        self.state, self.by_rank, self._began = "running", {}, None
+
+    def tell(self, line: Line) -> None:
+        self.by_rank[line["rank"]] = line
+        if self._began is None:  # not with the run: to start processes takes a while
+            self._began = time.monotonic(), line["share"]
+
+    def cells(self, unit: str) -> tuple[str, ...]:
+        leader = self.by_rank.get(0)
+        if leader is None:
+            return ("", "", "", "", "", self.state)
+        return (
+            f"{leader['loss']:.3f}",
+            "" if leader["accuracy"] is None else f"{leader['accuracy']:.1%}",
+            f"{self.utilization:.0%}",
+            f"{leader['rounds']}",
+            f"{leader['seconds']:.1f} {unit}",
+            self.state if self.state != "running" else self.left(),
+        )
+
+    @property
+    def utilization(self) -> float:
+        compute_s = sum(line["compute_s"] for line in self.by_rank.values())
+        spent_s = compute_s + sum(line["wait_s"] for line in self.by_rank.values())
+        return compute_s / spent_s if spent_s else 1.0
+
+    def left(self) -> str:
+        """How long this run may still take, on the wall."""
+        assert self._began is not None, "somebody has told something"
+        began, first_share = self._began
+        share = max(line["share"] for line in self.by_rank.values())
+        if share <= first_share:
+            return "running"
+        rate = (time.monotonic() - began) / (share - first_share)
+        return f"at most {max(0.0, rate * (1.0 - share)):.0f} s left"
+
+
+class Lines(Progress):
+    """A line when a run has ended, and now and then one in between."""
+
+    def __init__(self, console: Console, labels: Sequence[str], seeds: int, unit: str) -> None:
+        self._console = console
+        self._unit = unit
+        self._seeds = seeds
+        self._runs = len(labels) * seeds
+        self._done = 0
+        self._running = _Contestant()
+        self._label = ""
+        self._said = 0.0
+
+    def begin(self, label: str, seed: int) -> None:
+        self._label, self._running = f"{label}, seed {seed}", _Contestant()
+        self._running.begin()
+        self._said = time.monotonic()
+
+    def tell(self, line: Line) -> None:
+        self._running.tell(line)
+        if time.monotonic() - self._said > _PLAIN_EVERY_S and 0 in self._running.by_rank:
+            self._said = time.monotonic()
+            loss, accuracy, utilization, rounds, at, left = self._running.cells(self._unit)
+            self._say(
+                f"loss {loss}{accuracy and f', accuracy {accuracy}'}, utilisation {utilization}, "
+                f"{rounds} rounds, at {at}, {left}"
+            )
+
+    def end(self, label: str, figures: dict[str, Any]) -> None:
+        self._done += 1
+        self._say(outcome(figures, self._unit))
+
+    def _say(self, words: str) -> None:
+        text = f"{self._done}/{self._runs} {self._label}: {words}"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Display(Progress):
+    """One line per algorithm, which changes in place."""
+
+    def __init__(self, console: Console, labels: Sequence[str], seeds: int, unit: str) -> None:
+        self._unit = unit
+        self._seeds = seeds
+        self._all = {label: _Contestant() for label in labels}
+        self._running = next(iter(self._all.values()))
+        self._shown = 0.0
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._table)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def begin(self, label: str, seed: int) -> None:
+        self._running = self._all[label]
+        self._running.begin()
+        self._live.refresh()
+
+    def tell(self, line: Line) -> None:
+        self._running.tell(line)
+        if time.monotonic() - self._shown > _REFRESH_S:
+            self._live.refresh()
+            self._shown = time.monotonic()
+
+    def end(self, label: str, figures: dict[str, Any]) -> None:
+        runner = self._all[label]
+        runner.done += 1
+        runner.state = outcome(figures, self._unit)
+        self._live.refresh()
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("algorithm", style="bold", no_wrap=True)
+        for name in ("seed", "loss", "accuracy", "utilisation", "rounds", "time"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for label, runner in self._all.items():
+            table.add_row(label, f"{runner.done}/{self._seeds}", *runner.cells(self._unit))
+        return table
+
+
+def outcome(figures: dict[str, Any], unit: str) -> str:
+    """Say in a few words what a run came to."""
+    if figures["error"] is not None:
+        return "failed"
+    if figures["seconds_to_target"] is None:
+        return f"did not reach {figures['target']} in {figures['seconds']:.1f} {unit}"
+    return f"{figures['target']} after {figures['seconds_to_target']:.1f} {unit}"
+
+
+def watching(labels: Sequence[str], seeds: int, unit: str) -> Progress:
+    """Return what suits standard error: a display in a terminal, else lines."""
+    console = Console(stderr=True, highlight=False)
+    return (Display if console.is_terminal else Lines)(console, labels, seeds, unit)

@@ -1,0 +1,348 @@
+"""A race: the same task, cluster, noise, data and initial model for every algorithm.
+
+    race = Race.of(["sync", "eager:quorum=solo"], cluster="two-slow-of-eight", task="digits")
+    standings = race.run()
+    print(verdict.sentence(standings))
+
+In virtual time a run is a call of `offbeat.run`; on real processes, paced by the cluster, a job for
+a pool of workers that is started once. One run after the other: each has the machine to itself.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+
+import offbeat
+from offbeat import records
+from offbeat.clusters import Cluster
+from offbeat.clusters import named as named_clusters
+from offbeat.lab import contestants, tasks
+from offbeat.lab.contestants import Contestant
+from offbeat.lab.goals import Target, Until
+from offbeat.lab.outputs import OutputError
+from offbeat.lab.processes import Job, Pool, WorkerFailed
+from offbeat.lab.progress import Progress
+from offbeat.lab.tasks import Task
+from offbeat.lab.train import Outcome, Plan, Shared, train
+from offbeat.records import Line, Sink
+
+WorldName = Literal["virtual", "real"]
+_SNAPSHOTS = {"virtual": 250, "real": 64}
+_LOOK_AHEAD_STEPS = 32
+_SEEDS = {"virtual": 3, "real": 1}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run came to. `None` is what was not reached, or not measured."""
+
+    label: str
+    algorithm: str
+    settings: dict[str, Any]
+    world: WorldName
+    cluster: str
+    task: str
+    seed: int
+    target: str
+    seconds_to_target: float | None = None
+    seconds: float | None = None
+    """Until the last worker had ended."""
+    final_accuracy: float | None = None
+    final_loss: float | None = None
+    samples: float | None = None
+    """Computed, by all workers."""
+    rounds: int | None = None
+    utilization: float | None = None
+    """The share of all workers' time that they have computed."""
+    waited_s: float | None = None
+    """By all workers together."""
+    dropped_samples: float | None = None
+    mean_staleness_rounds: float | None = None
+    max_staleness_rounds: int | None = None
+    replicas_identical: bool | None = None
+    error: str | None = None
+    """The traceback of the worker that failed first, with its rank and the time."""
+
+
+@dataclass
+class Standings:
+    """What a race has measured, be it to its end or to Ctrl-C."""
+
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+    stopped: str | None = None
+    """Why the records cannot be written any more: the race ends there."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Everything that is decided before the first run."""
+
+    contestants: list[Contestant]
+    cluster: Cluster
+    cluster_file: str
+    task: Task
+    task_name: str
+    world: WorldName
+    plan: Plan
+    seeds: int
+    command: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        algorithms: Sequence[str] = (),
+        *,
+        cluster: str,
+        task: str = "digits",
+        world: WorldName = "virtual",
+        until: str = "target",
+        target: str | None = None,
+        seeds: int | None = None,
+        workers: int | None = None,
+        command: str = "",
+    ) -> Race:
+        """Check everything that a user may say; ValueError (ClusterError) says what is wrong."""
+        loaded = Cluster.load(cluster)
+        found = tasks.find(task)
+        chosen = [contestants.parse(spec) for spec in algorithms] or contestants.default(world)
+        sized = loaded if workers is None else loaded.resized(workers)
+        contestants.check(chosen, sized.workers)
+        if (count := _SEEDS[world] if seeds is None else seeds) < 1:
+            raise ValueError(f"seeds must be at least 1, got {count}")
+        ending, goal = Until.parse(until), found.target if target is None else Target.parse(target)
+        snapshots = _SNAPSHOTS[world]
+        if ending.kind == "target":
+            ending = Until("target", found.budget_steps * _slowest_step_s(sized, found))
+            snapshots = found.budget_steps if world == "virtual" else snapshots
+        return cls(
+            chosen,
+            sized,
+            _text_of(cluster),
+            found,
+            task,
+            world,
+            Plan(ending, goal, snapshots),
+            count,
+            command,
+        )
+
+    @property
+    def unit(self) -> str:
+        """Seconds, called what they are."""
+        return "virtual s" if self.world == "virtual" else "s"
+
+    def notes(self) -> list[str]:
+        """What a user should know before the figures."""
+        found = []
+        if self.world == "virtual" and any(each.is_ddp for each in self.contestants):
+            found.append(
+                "ddp in virtual time is SyncSGD, its equal; --world real runs torch's own."
+            )
+        if self.task.name == "text" and not self.cluster.compute.sample_s:
+            found.append(
+                f"The cluster {self.cluster.name} has no sample_s: its micro-batches cost the same "
+                "whatever their length. Set sample_s in its [compute] to see the imbalance."
+            )
+        if self.world == "real" and self.plan.until.kind == "target":
+            found.append(
+                "Real processes are evaluated when a run is over, so every run takes "
+                f"{self.plan.until.amount:.0f} s; --until 20s makes them shorter."
+            )
+        return found
+
+    def run(self, show: Progress | None = None, sink: Sink | None = None) -> Standings:
+        """Run all contestants for all seeds; on Ctrl-C return what there is."""
+        show = Progress() if show is None else show
+        standings = Standings()
+        field_of_runners = _Virtual() if self.world == "virtual" else _Real(self.cluster.workers)
+        try:
+            with field_of_runners as runner:
+                for seed in range(self.seeds):
+                    for contestant in self.contestants:
+                        result = self._one(runner, contestant, seed, show, sink)
+                        standings.results.append(result)
+        except KeyboardInterrupt:
+            standings.interrupted = True
+        except OutputError as error:
+            standings.stopped = str(error)
+        return standings
+
+    def _one(
+        self,
+        runner: _Virtual | _Real,
+        contestant: Contestant,
+        seed: int,
+        show: Progress,
+        sink: Sink | None,
+    ) -> Result:
+        about = self._about(contestant, seed)
+        if sink is not None:
+            sink({"kind": "run", **about})
+        show.begin(contestant.label, seed)
+        try:
+            outcomes = runner.outcomes(self, contestant, seed, show, sink)
+        except WorkerFailed as failure:
+            result = self._result(contestant, seed, error=str(failure))
+        else:
+            result = self._result(contestant, seed, **_figures(outcomes, self.plan.target))
+        if sink is not None:
+            sink({"kind": "result", **asdict(result)})
+        show.end(result.label, asdict(result))
+        return result
+
+    def _about(self, contestant: Contestant, seed: int) -> Line:
+        is_torchs = contestant.is_ddp and self.world == "real"
+        return {
+            "label": contestant.label,
+            "algorithm": "DistributedDataParallel" if is_torchs else repr(contestant.algorithm),
+            "settings": contestant.settings,
+            "world": self.world,
+            "cluster": self.cluster.name,
+            "cluster_file": self.cluster_file,
+            "workers": self.cluster.workers,
+            "task": self.task.name,
+            "seed": seed,
+            "command": self.command,
+            "offbeat": offbeat.__version__,
+            "target": str(self.plan.target),
+        }
+
+    def _result(self, contestant: Contestant, seed: int, **figures: Any) -> Result:
+        return Result(
+            contestant.label,
+            contestant.label.partition(":")[0],
+            contestant.settings,
+            self.world,
+            self.cluster.name,
+            self.task.name,
+            seed,
+            str(self.plan.target),
+            **figures,
+        )
+
+
+def _figures(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
+    first = outcomes[0]
+    spent_s = sum(each.compute_s + each.wait_s for each in outcomes)
+    reached = (
+        line["at_s"] for line in first.evaluations if target.reached(line["loss"], line["accuracy"])
+    )
+    last = first.evaluations[-1]
+    return {
+        "seconds_to_target": next(reached, None),
+        "seconds": max(each.seconds for each in outcomes),
+        "final_accuracy": last["accuracy"],
+        "final_loss": last["loss"] if math.isfinite(last["loss"]) else None,
+        "samples": sum(each.computed_samples for each in outcomes),
+        "rounds": first.rounds,
+        "utilization": sum(each.compute_s for each in outcomes) / spent_s if spent_s else 1.0,
+        "waited_s": sum(each.wait_s for each in outcomes),
+        "dropped_samples": sum(each.dropped_samples for each in outcomes),
+        "mean_staleness_rounds": first.mean_staleness_rounds,
+        "max_staleness_rounds": first.max_staleness_rounds,
+        "replicas_identical": all(each.replicas_identical for each in outcomes),
+    }
+
+
+class _Virtual:
+    """Runs in virtual time, in this process."""
+
+    def __enter__(self) -> _Virtual:
+        self._threads = torch.get_num_threads()
+        # As torchrun does: many small workers gain nothing from threads, and lose much to them.
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self._threads)
+
+    def outcomes(
+        self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
+    ) -> list[Outcome]:
+        work = partial(train, race.task, contestant, race.plan, seed, Shared(), show.tell)
+        own = race.task.draws
+        try:
+            done = offbeat.run(work, race.cluster, seed=seed, own_random_state=own, records=sink)
+        except OutputError:
+            raise
+        except Exception as error:
+            raise WorkerFailed("".join(traceback.format_exception(error)).rstrip()) from None
+        outcomes = [outcome for outcome in done.results if outcome is not None]
+        if not outcomes or outcomes[0].rank != 0:
+            raise WorkerFailed("worker 0 crashed, as the cluster file says: nobody evaluated")
+        return outcomes
+
+
+class _Real:
+    """Runs on real processes, which are started at the first run and again after a failure."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool: Pool | None = None
+
+    def __enter__(self) -> _Real:
+        self._folder = Path(tempfile.mkdtemp(prefix="offbeat-race-"))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.close() if kind is None else self._pool.kill()
+        shutil.rmtree(self._folder)
+
+    def outcomes(
+        self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
+    ) -> list[Outcome]:
+        if self._pool is None:
+            self._pool = Pool(self._workers)
+        with self._recorded(sink) as folder:
+            job = Job(race.task_name, contestant, race.plan, seed, race.cluster, folder)
+            try:
+                return self._pool.run(job, show.tell)
+            except WorkerFailed:
+                self._pool.kill()
+                self._pool = None
+                raise
+
+    @contextmanager
+    def _recorded(self, sink: Sink | None) -> Iterator[Path]:
+        """Hand on what the workers have recorded, be it to their end or to Ctrl-C."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        try:
+            yield folder
+        finally:
+            if sink is not None and any(folder.glob("*.jsonl")):
+                for line in records.read(folder):
+                    sink(line)
+            shutil.rmtree(folder, ignore_errors=True)  # workers may still be writing
+
+
+def _slowest_step_s(cluster: Cluster, task: Task) -> float:
+    """What a micro-batch costs the slowest worker, on average over its first ones."""
+    batches = task.batches(0, cluster.workers, 0)
+    samples = [task.samples(next(batches)) for _ in range(_LOOK_AHEAD_STEPS)]
+    devices = [cluster.device(rank, seed=0) for rank in range(cluster.workers)]
+    return max(
+        fmean(device.seconds(step, each, 0.0) for step, each in enumerate(samples))
+        for device in devices
+    )
+
+
+def _text_of(cluster: str) -> str:
+    path = Path(cluster)
+    if cluster in named_clusters():
+        path = Path(offbeat.clusters.__file__).parent / "named" / f"{cluster}.toml"
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,25 @@
+"""Handwritten digits by a small multi-layer perceptron: real data that ships with offbeat."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from offbeat.lab import digits as data
+from offbeat.lab.goals import Target
+from offbeat.lab.tasks.base import Task, classified, drawn, sgd
+
+
+def task() -> Task:
+    """Tell ten digits apart, 95 % of them."""
+    train_x, train_y, test_x, test_y = data.split()
+    return Task(
+        "digits",
+        model=lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        batches=drawn(train_x, train_y, 32),
+        evaluate=lambda model: classified(model, test_x, test_y),
+        optimizer=sgd(lr=0.2, momentum=0.5),
+        target=Target("accuracy", 0.95),
+        budget_steps=250,
+        draws=False,
+    )

@@ -1,0 +1,65 @@
+"""A noisy quadratic: the hard case of the theory, whose optimum is known.
+
+f(x) = x'Ax/2 - b'x with A = tridiag(-1, 2, -1)/4, b = (-1, 0, ..., 0)/4, and gradients with added
+noise, as in the experiments of Tyurin and Richtárik (arXiv 2305.12387). The loss is f(x) - min f.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.lab.goals import Target
+from offbeat.lab.tasks.base import Batch, Task, generator, sgd
+
+_SIZE = 16
+_NOISE = 0.02
+_START = 4.0
+
+
+class _Point(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(_SIZE))
+        with torch.no_grad():
+            self.x[0] = _START
+
+    def forward(self) -> Tensor:
+        return self.x
+
+
+def task() -> Task:
+    """Come close to the minimum of a quadratic of condition number 117."""
+    ones = torch.ones(_SIZE)
+    matrix = (2 * torch.diag(ones) - torch.diag(ones[1:], 1) - torch.diag(ones[1:], -1)) / 4
+    slope = torch.zeros(_SIZE)
+    slope[0] = -0.25
+
+    def value(x: Tensor) -> Tensor:
+        return x @ (matrix @ x) / 2 - slope @ x
+
+    least = value(torch.linalg.solve(matrix, slope)).item()
+
+    def batches(rank: int, world_size: int, seed: int) -> Iterator[Batch]:
+        mine = generator(seed, rank)
+        while True:
+            yield _NOISE * torch.randn(_SIZE, generator=mine)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        x = model()
+        return value(x) + torch.dot(batch, x)
+
+    return Task(
+        "quadratic",
+        model=_Point,
+        loss=loss,
+        batches=batches,
+        evaluate=lambda model: (value(model()).item() - least, None),
+        optimizer=sgd(lr=0.5),
+        target=Target("loss", 0.01),
+        budget_steps=500,
+        samples=lambda batch: 1.0,
+        draws=False,
+    )

@@ -1,0 +1,517 @@
+"""`offbeat race`: equal conditions, honest figures, and no mess when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from click.testing import Result as CliResult
+from rich.console import Console
+from typer.testing import CliRunner
+
+import offbeat
+from offbeat.cli import app
+from offbeat.lab import contestants, verdict
+from offbeat.lab.goals import Target, Until
+from offbeat.lab.progress import Lines
+from offbeat.lab.race import Race, Result
+from offbeat.records import Line, read
+
+SRC = Path(offbeat.__file__).parents[1]
+CLUSTER = "two-slow-of-eight"
+
+
+def raced(*algorithms: str, **settings: Any) -> tuple[list[Result], list[Line]]:
+    lines: list[Line] = []
+    settings = {"cluster": CLUSTER, "task": "quadratic", "seeds": 1, **settings}
+    standings = Race.of(algorithms, **settings).run(sink=lines.append)
+    return standings.results, lines
+
+
+def command(*arguments: str | Path) -> CliResult:
+    words = ["race", "--task", "quadratic", "--seeds", "1", *map(str, arguments)]
+    return CliRunner().invoke(app, words)
+
+
+# ---------------------------------------------------------------- who races
+
+
+def test_every_algorithm_races_under_the_name_of_its_file() -> None:
+    known = contestants.algorithms()
+    assert known["sync"] is offbeat.SyncSGD
+    assert known["eager"] is offbeat.EagerSGD
+    assert {each.__name__ for each in known.values()} <= set(offbeat.algorithms.__all__)
+
+
+def test_settings_get_the_types_of_their_fields() -> None:
+    made = {
+        spec: contestants.parse(spec).algorithm
+        for spec in (
+            "eager:quorum=majority,late=drop,max_staleness_rounds=none",
+            "eager:quorum=3",
+            "eager:quorum=0.5,max_staleness_rounds=4",
+            "eager:quorum=first:2",
+            "sync:micro_batches=2,overlap=false",
+            "msync:m=auto",
+        )
+    }
+    assert list(made.values()) == [
+        offbeat.EagerSGD("majority", late="drop", max_staleness_rounds=None),
+        offbeat.EagerSGD(3),
+        offbeat.EagerSGD(0.5, max_staleness_rounds=4),
+        offbeat.EagerSGD("first:2"),
+        offbeat.SyncSGD(micro_batches=2, overlap=False),
+        offbeat.MSyncSGD("auto"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("eagr", "no algorithm is called 'eagr': did you mean 'eager'"),
+        ("eager:quorom=solo", "eager has no setting 'quorom': did you mean 'quorum'"),
+        ("eager:late=maybe", "late must be accumulate or drop, got 'maybe'"),
+        ("sync:micro_batches=two", "micro_batches must be a whole number, got 'two'"),
+        ("sync:micro_batches=0", "micro_batches must be at least 1, got 0"),
+        ("sync:overlap", "settings look like name=value, got 'overlap'"),
+        ("sync:overlap=true,overlap=false", "overlap is given twice"),
+        ("msync", "msync needs a value for m: msync:m="),
+        ("ddp:m=1", "ddp has no settings"),
+    ],
+)
+def test_what_is_wrong_with_a_contestant_is_said(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        contestants.parse(spec)
+
+
+def test_settings_must_fit_the_cluster() -> None:
+    with pytest.raises(ValueError, match=r"eager:quorum=9: .*between 1 and the 8 workers, got 9"):
+        Race.of(["eager:quorum=9"], cluster=CLUSTER)
+    with pytest.raises(ValueError, match="sync is named twice"):
+        Race.of(["sync", "sync"], cluster=CLUSTER)
+
+
+def test_the_default_contestants_are_those_that_are_there() -> None:
+    labels = [each.label for each in contestants.default("virtual")]
+    assert labels[:3] == ["sync", "eager:quorum=solo", "eager:quorum=majority"]
+    assert {label.partition(":")[0] for label in labels} <= set(contestants.algorithms())
+    assert contestants.default("real")[0].label == "ddp"
+
+
+# ---------------------------------------------------------------- goals
+
+
+def test_targets_and_ends_are_read_from_words() -> None:
+    assert Target.parse("accuracy=0.9").reached(9.9, 0.9)
+    assert Target.parse("loss=0.5").reached(0.5, None)
+    assert not Target.parse("accuracy=0.9").reached(0.0, None)
+    assert Until.parse("1.5s") == Until("seconds", 1.5)
+    assert Until.parse("300rounds").share(0.0, 150, 0.0) == 0.5
+    assert Until.parse("20000samples").share(0.0, 0, 20000.0) == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "60", "0s", "-1s", "60 minutes", "nans", "1e999s", "..s"])
+def test_an_end_that_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="until must be target, or such as 60s"):
+        Until.parse(text)
+
+
+@pytest.mark.parametrize("text", ["accuracy", "accuracy=2", "speed=1", "loss=nan", "loss="])
+def test_a_target_that_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="accuracy"):
+        Target.parse(text)
+
+
+# ---------------------------------------------------------------- equal conditions
+
+
+def test_a_race_is_deterministic() -> None:
+    assert raced("eager:quorum=solo", until="30rounds") == raced(
+        "eager:quorum=solo", until="30rounds"
+    )
+
+
+def test_all_contestants_meet_the_same_noise_and_the_same_data() -> None:
+    _, lines = raced("sync", "eager:quorum=solo", "msync:m=0.75", until="20rounds")
+    steps: list[dict[int, list[float]]] = []
+    for line in lines:
+        if line["kind"] == "run":
+            steps.append({})
+        elif line["kind"] == "compute":
+            steps[-1].setdefault(line["rank"], []).append(line["to_s"] - line["from_s"])
+    sync, *others = steps
+    for other in others:
+        for rank in range(8):
+            both = list(zip(sync[rank], other[rank], strict=False))
+            assert len(both) >= 8
+            assert all(a == pytest.approx(b, rel=1e-9) for a, b in both)
+
+
+def test_to_stop_at_the_target_does_not_change_what_came_before() -> None:
+    stopped, lines = raced("eager:quorum=majority")
+    went_on, longer = raced("eager:quorum=majority", until="60s")
+    spans = [
+        [line for line in each if line["kind"] in ("compute", "round") and line["rank"] == 0]
+        for each in (lines, longer)
+    ]
+    reached = stopped[0].seconds_to_target
+    assert reached is not None
+    before = [line for line in spans[0] if line["to_s"] < reached]
+    assert len(before) > 50
+    assert spans[1][: len(before)] == before
+    assert went_on[0].seconds is not None
+    assert went_on[0].seconds >= 60 > reached
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "eager:quorum=solo"])
+def test_runs_end_where_they_were_told_to(algorithm: str) -> None:
+    (by_rounds,), _ = raced(algorithm, until="25rounds")
+    (by_samples,), _ = raced(algorithm, until="100samples")
+    (by_seconds,), _ = raced(algorithm, until="3s")
+    assert by_rounds.rounds is not None
+    assert 25 <= by_rounds.rounds <= 28  # those who were late still bring theirs
+    assert by_samples.samples is not None
+    assert 100 <= by_samples.samples <= 100 + 16
+    assert by_seconds.seconds is not None
+    assert 3.0 <= by_seconds.seconds <= 3.6
+
+
+def test_ddp_in_virtual_time_is_synchronous_sgd_and_says_so() -> None:
+    (sync, ddp), _ = raced("sync", "ddp", until="20rounds")
+    assert replace(ddp, label=sync.label, algorithm=sync.algorithm) == sync
+    assert "SyncSGD" in Race.of(["ddp"], cluster=CLUSTER).notes()[0]
+
+
+def test_records_tell_each_run_from_its_begin_to_its_result() -> None:
+    (result, _), lines = raced("sync", "eager:quorum=solo", until="5rounds")
+    kinds = [line["kind"] for line in lines]
+    assert kinds[0] == "run"
+    assert kinds[-1] == "result"
+    assert kinds.count("run") == kinds.count("result") == 2
+    about = lines[0]
+    assert about["cluster_file"].startswith("description =")
+    assert (about["label"], about["workers"], about["target"]) == ("sync", 8, "loss=0.01")
+    first = lines[: kinds.index("result") + 1]
+    assert {"compute", "wait", "round", "evaluation", "end"} <= {line["kind"] for line in first}
+    assert first[-1]["rounds"] == result.rounds
+    waited = sum(line["to_s"] - line["from_s"] for line in first if line["kind"] == "wait")
+    assert waited == pytest.approx(result.waited_s)
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def _result(label: str, seed: int, seconds: float | None, **figures: Any) -> Result:
+    figures = {
+        "seconds": seconds or 50.0,
+        "rounds": 100,
+        "samples": 1000.0,
+        "dropped_samples": 0.0,
+        "utilization": 0.5,
+        "waited_s": 1.0,
+        "final_accuracy": 0.95,
+        "mean_staleness_rounds": 0.0,
+        "max_staleness_rounds": 0,
+        **figures,
+    }
+    return Result(
+        label, label, {}, "virtual", "c", "digits", seed, "accuracy=0.95", seconds, **figures
+    )
+
+
+def _said(*results: Result) -> str:
+    return verdict.sentence(Race.of(["sync"], cluster=CLUSTER), results)
+
+
+def test_the_fastest_is_recommended_with_its_price() -> None:
+    fast = {"utilization": 0.9, "dropped_samples": 250.0, "max_staleness_rounds": 3}
+    text = _said(
+        *(_result("sync", seed, seconds) for seed, seconds in enumerate((20.0, 22.0, 18.0))),
+        *(_result("fast", seed, s, **fast) for seed, s in enumerate((10.0, 10.0, 10.0))),
+    )
+    assert text.startswith("Use fast here: it reaches accuracy=0.95 in 10.0 virtual s")
+    assert "2.00 times as fast as synchronous SGD (1.80 to 2.20)" in text
+    assert "compute 90% of their time instead of 50%" in text
+    assert "25% of the samples dropped" in text
+    assert "at most 3 rounds stale" in text
+
+
+def test_a_difference_within_the_spread_does_not_matter() -> None:
+    text = _said(
+        *(_result("sync", seed, seconds) for seed, seconds in enumerate((10.0, 10.0, 10.0))),
+        *(_result("other", seed, seconds) for seed, seconds in enumerate((9.0, 9.5, 11.0))),
+    )
+    assert text.startswith("Use sync here: other reaches accuracy=0.95 1.05 times as fast")
+    assert "within the spread: it does not matter" in text
+
+
+def test_a_target_that_nobody_reached_is_said() -> None:
+    text = _said(
+        _result("sync", 0, None, final_accuracy=0.9), _result("b", 0, None, final_accuracy=0.8)
+    )
+    assert text.startswith("Nobody reached accuracy=0.95 within")
+    assert "nearest was sync, with 90.0%" in text
+
+
+def test_one_that_reaches_the_target_for_some_seeds_only_is_not_the_fastest() -> None:
+    text = _said(
+        *(_result("sync", seed, 10.0) for seed in range(3)),
+        *(_result("b", seed, seconds) for seed, seconds in enumerate((1.0, None, None))),
+    )
+    assert text.startswith("Use sync here: nothing was faster")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_writes_figures_and_records(tmp_path: Path) -> None:
+    figures, records = tmp_path / "race.json", tmp_path / "race.jsonl"
+    result = command("sync", "eager:quorum=solo", "--json", figures, "--records", records)
+    assert result.exit_code == 0, result.output
+    written = json.loads(figures.read_text())
+    wanted = "algorithm settings world cluster seed seconds_to_target final_accuracy final_loss "
+    wanted += "samples rounds utilization waited_s dropped_samples mean_staleness_rounds "
+    wanted += "max_staleness_rounds replicas_identical"
+    for run in written["runs"]:
+        assert set(wanted.split()) <= set(run)
+        assert run["replicas_identical"]
+    assert written["runs"][1]["settings"] == {"quorum": "solo"}
+    assert written["verdict"] in result.stdout.replace("\n", " ").replace("  ", " ")
+    *_, last = read(records)
+    assert last == {"kind": "verdict", "text": written["verdict"]}
+    assert sorted(tmp_path.iterdir()) == [figures, records]  # and nothing beside them
+    assert "virtual s" in result.stdout
+    assert "2/2 eager:quorum=solo, seed 0: loss=0.01 after" in result.stderr
+
+
+def test_a_target_that_nobody_reaches_has_an_exit_status() -> None:
+    result = command("sync", "--target", "loss=1e-9")
+    assert result.exit_code == 3
+    assert "not reached" in result.stdout
+    assert "Nobody reached loss=1e-09" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("snyc",), "did you mean 'sync'"),
+        (("--task", "digit"), "did you mean 'digits'"),
+        (("--cluster", "two-slow-of-eigth"), "two-slow-of-eight"),
+        (("--until", "soon"), "until must be target"),
+        (("--target", "speed=1"), "target must be such as"),
+        (("--workers", "1"), "needs at least 2"),
+        (("--json", "/nowhere/race.json"), "/nowhere/race.json: cannot be written: there is no"),
+        (("--records", "/"), "cannot be written: it is a folder"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "seed 0" not in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_malformed_cluster_file_is_told_its_key(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("workers = 2\n[compute]\nstep_ss = 1\n")
+    result = command("--cluster", tmp_path / "bad.toml")
+    assert result.exit_code == 2
+    assert "step_ss" in result.stderr
+
+
+def test_a_worker_that_fails_is_named_and_the_others_race_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    figures = tmp_path / "race.json"
+    arguments = ("--task", "failing:task", "--until", "20rounds", "--json", figures)
+    result = command("sync", "eager:quorum=solo", *arguments)
+    assert result.exit_code == 1
+    assert "RuntimeError: a bad sample" in result.stderr
+    assert "in worker 7 at virtual time 0." in result.stderr
+    errors = [run["error"] for run in json.loads(figures.read_text())["runs"]]
+    assert len(errors) == 2
+    assert all("a bad sample" in error for error in errors)
+
+
+def _failing_task(folder: Path) -> None:
+    (folder / "failing.py").write_text(
+        dedent(
+            """
+            from dataclasses import replace
+            from offbeat.lab import tasks
+
+            def task():
+                good = tasks.find("quadratic")
+
+                def batches(rank, world_size, seed):
+                    for number, batch in enumerate(good.batches(rank, world_size, seed)):
+                        if rank == world_size - 1 and number == 4:
+                            raise RuntimeError("a bad sample")
+                        yield batch
+
+                return replace(good, batches=batches)
+            """
+        )
+    )
+
+
+def _started(*arguments: str | Path, **settings: Any) -> subprocess.Popen[str]:
+    """The command as a process of its own, in a group of its own, as in a shell."""
+    code = "from offbeat.cli import app; app()"
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "race", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+        **settings,
+    )
+
+
+def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    arguments = ("sync", "--task", "quadratic", "--records", tmp_path / "race.jsonl")
+    process = _started(*arguments, preexec_fn=little_room)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "race.jsonl: cannot be written: File too large" in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def _interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
+    """Press Ctrl-C in the second run; return how long its workers lived on, and what it said."""
+    assert process.stderr is not None
+    said = process.stderr.readline()
+    while not said.startswith("1/"):
+        said = process.stderr.readline()
+        assert said, "it ended too early"
+    time.sleep(0.5)
+    workers = _children(process.pid)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+    while any(_runs(worker) for worker in workers):
+        time.sleep(0.01)
+    took = time.monotonic() - began
+    _, errors = process.communicate(timeout=60)
+    return took, errors
+
+
+def _children(parent: int) -> list[int]:
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    words = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in listed.split()}
+    return [child for child, command in words.items() if b"spawn_main" in command]
+
+
+def _runs(process: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ctrl_c_writes_what_was_measured(tmp_path: Path) -> None:
+    figures, records = tmp_path / "race.json", tmp_path / "race.jsonl"
+    outputs = ("--json", figures, "--records", records)
+    process = _started("sync", "eager", "--until", "30s", "--seeds", "100", *outputs)
+    _, errors = _interrupted(process)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    written = json.loads(figures.read_text())
+    assert written["interrupted"]
+    assert written["runs"]
+    *_, last = read(records)
+    assert last["kind"] == "verdict"
+
+
+# ---------------------------------------------------------------- real processes
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A cluster whose steps are short enough to be waited for."""
+    path = tmp_path / "pair.toml"
+    path.write_text("workers = 2\nspeed = [1, 0.5]\n[compute]\nstep_s = 0.01\n")
+    return path
+
+
+@pytest.mark.real
+def test_the_same_race_runs_on_real_processes(pair: Path, tmp_path: Path) -> None:
+    figures, records = tmp_path / "race.json", tmp_path / "race.jsonl"
+    outputs = ("--json", figures, "--records", records, "--cluster", pair)
+    result = command(
+        "ddp", "sync", "eager:quorum=solo", "--world", "real", "--until", "40rounds", *outputs
+    )
+    assert result.exit_code == 0, result.output
+    ddp, sync, eager = json.loads(figures.read_text())["runs"]
+    for run in (ddp, sync, eager):
+        assert run["error"] is None
+        assert run["replicas_identical"]
+        assert run["final_loss"] < 0.1
+    assert sync["rounds"] == 40
+    assert ddp["rounds"] in (40, 41)
+    assert eager["utilization"] > sync["utilization"]
+    begun = [line for line in read(records) if line["kind"] == "run"]
+    assert begun[0]["algorithm"] == "DistributedDataParallel"
+    kinds = {line["kind"] for line in read(records)}
+    assert {"compute", "wait", "round", "evaluation", "end", "result", "verdict"} <= kinds
+    assert "virtual" not in result.stdout
+
+
+@pytest.mark.real
+def test_a_real_worker_that_fails_is_named(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--task", "failing:task", "--cluster", pair, "--until", "20rounds")
+    result = command("sync", "--world", "real", *arguments)
+    assert result.exit_code == 1
+    assert "RuntimeError: a bad sample" in result.stderr
+    assert "in worker 1, " in result.stderr
+
+
+@pytest.mark.real
+def test_ctrl_c_ends_real_workers_within_a_second(pair: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "race.json"
+    arguments = ("--cluster", pair, "--world", "real", "--json", figures, "--seeds", "100")
+    process = _started("sync", "eager", "--task", "quadratic", "--until", "2s", *arguments)
+    took, errors = _interrupted(process)
+    assert process.returncode == 130
+    assert 0.0 < took < 1.0
+    assert "Traceback" not in errors
+    assert json.loads(figures.read_text())["runs"]
+    deadline = time.monotonic() + 5.0
+    with pytest.raises(ProcessLookupError):  # soon nobody of its group is left
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def test_lines_say_now_and_then_how_a_long_run_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(Console(stderr=True), ["sync"], 1, "virtual s")
+    lines.begin("sync", 0)
+    lines._said = -1e9
+    progress = {"rank": 0, "seconds": 3.0, "rounds": 7, "share": 0.5, "compute_s": 1.0}
+    lines.tell({**progress, "wait_s": 1.0, "loss": 0.25, "accuracy": None})
+    said = capsys.readouterr().err
+    assert "sync, seed 0: loss 0.250, utilisation 50%, 7 rounds, at 3.0 virtual s" in said
