@@ -685,7 +685,7 @@ def test_a_state_from_another_set_up_is_refused() -> None:
 def test_a_state_between_backward_and_step_is_refused() -> None:
     model = net()
     opt = sgd(model)
-    with offbeat.attach(model, opt) as dp:
+    with offbeat.attach(model, opt, bucket_bytes=64) as dp:
         loss(model, 0, 0).backward()
         with pytest.raises(RuntimeError, match=r"after optimizer\.step"):
             dp.state_dict()

@@ -33,16 +33,18 @@ class Overlap:
     def __init__(self, replica: Replica) -> None:
         self.reduces_next: Callable[[], bool] = lambda: False
         """Whether the backward pass at hand completes this worker's part of the round."""
-        self.on = hasattr(torch, "_lazy_clone") and _is_unwritten is not None
         self._replica = replica
         self._layout = replica.layout
+        # A single bucket is complete when backward is: nothing to gain.
+        several = len(self._layout.buckets) > 1
+        self.on = several and hasattr(torch, "_lazy_clone") and _is_unwritten is not None
         self._ready = [0] * len(self._layout.buckets)
         self._taken: dict[int, Tensor] = {}
         self._taken_samples = 0.0
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(replica.parameters)
-            if parameter.requires_grad
+            if self.on and parameter.requires_grad
         ]
 
     @property

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from math import isfinite
 from struct import pack
 from typing import Any
 
@@ -435,7 +436,7 @@ class Replica:
         """The first of these whose sum on the pile is NaN or infinite."""
         flats, slots = self.pile.flats, self.layout.slots
         buckets = {slots[number].bucket for number in numbers}
-        if all(flats.tensors[bucket].sum().isfinite() for bucket in buckets):
+        if all(isfinite(flats.tensors[bucket].sum().item()) for bucket in buckets):
             return None
         return next((n for n in numbers if not flats.views[n].isfinite().all()), None)
 

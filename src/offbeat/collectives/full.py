@@ -66,25 +66,26 @@ class FullAllReduce:
         began = world.now()
         header = self._header(pile, mine)
         self._reduce(pile.flats, header)
-        if header[-1].item() > 0:
+        if header[-1] > 0:
             refill()
             header = self._header(pile, mine)
             self._reduce(pile.flats, header)
-        samples, rates, bad = header[: 3 * size].view(3, size)
-        if (disagreement := different_rates(round, rates.tolist())) is not None:
+        numbers: list[float] = header.tolist()
+        samples, rates, bad = (numbers[slot * size :][:size] for slot in range(3))
+        if (disagreement := different_rates(round, rates)) is not None:
             raise disagreement
-        if header[-2].item() == size and not samples.any():
+        if numbers[-2] == size and not any(samples):
             return None
         return Record(
             round=round,
             sum=pile.flats,
-            samples_by_rank=tuple(samples.tolist()),
-            divisor=samples.sum().item() / pile.unit,
-            used=tuple((header[3 * size : -2] > 0).tolist()),
+            samples_by_rank=tuple(samples),
+            divisor=sum(samples) / pile.unit,
+            used=tuple(count > 0 for count in numbers[3 * size : -2]),
             waited_s=world.now() - began,
             began_s=began,
             ended_s=world.now(),
-            bad=first_bad(bad.tolist()),
+            bad=first_bad(bad),
         )
 
     def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
@@ -97,10 +98,8 @@ class FullAllReduce:
 
     def _header(self, pile: Pile, mine: Contribution) -> torch.Tensor:
         """By rank: samples | learning rates | bad + 1; used by parameter | leaving | changed."""
-        by_rank = torch.zeros(3, self._world.size, dtype=torch.float64)
+        by_rank = [0.0] * (3 * self._world.size)
         bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        by_rank[:, self._world.rank] = torch.tensor(
-            [pile.samples, mine.learning_rates, bad], dtype=torch.float64
-        )
+        by_rank[self._world.rank :: self._world.size] = pile.samples, mine.learning_rates, bad
         rest = [*pile.used, mine.leaving, mine.changed]
-        return torch.cat([by_rank.flatten(), torch.tensor(rest, dtype=torch.float64)])
+        return torch.tensor([*by_rank, *map(float, rest)], dtype=torch.float64)
