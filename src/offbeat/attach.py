@@ -347,8 +347,10 @@ class Attachment:
                 return False
             if record.bad is not None:
                 self._not_finite(record, *record.bad)
-            elif not record.samples:
-                self._replica.applied()  # nobody had data: nothing to apply
+            elif not record.samples:  # nobody had data: nothing to apply
+                self._replica.applied()
+                if record.own:
+                    self._step_scheduler(record)  # the others' goes on
             else:
                 self._replica.install(record)
                 if self._clip_norm is not None:
@@ -375,6 +377,9 @@ class Attachment:
         if record.ends_round:
             self._tell_round(record)
         self._replica.applied()
+        self._step_scheduler(record)
+
+    def _step_scheduler(self, record: Record) -> None:
         if self._scheduler is not None:
             for _ in range(record.schedule_steps):
                 self._scheduler.step()
@@ -407,7 +412,7 @@ class Attachment:
     def _not_finite(self, record: Record, rank: int, number: int) -> None:
         parameter = self._replica.names[number]
         if self._nonfinite == "raise":
-            raise NonFiniteGradientError(
+            error = NonFiniteGradientError(
                 f"the gradient of {parameter!r} on worker {rank} is NaN or infinite in round "
                 f"{record.round}: lower the learning rate, or "
                 'attach(..., nonfinite="skip") to leave out such rounds',
@@ -415,6 +420,8 @@ class Attachment:
                 round=record.round,
                 parameter=parameter,
             )
+            error.everywhere = not record.own
+            raise error
         self._stats.skipped_rounds += 1
         self._replica.dropped_samples += record.samples_by_rank[self.rank]
         self._replica.applied()

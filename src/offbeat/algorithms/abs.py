@@ -83,7 +83,7 @@ class ABSSGD(Algorithm):
             f"max_micro_batches={self.max_micro_batches}",
         )
         _check(
-            0 <= self.min_batch <= self.max_batch,
+            0 <= self.min_batch <= self.max_batch and self.min_batch < inf,
             f"no batch is at least min_batch={self.min_batch:g} and at most "
             f"max_batch={self.max_batch:g} samples",
         )
@@ -107,14 +107,15 @@ class ABSSGD(Algorithm):
             replica.arrive()
 
     def step(self, replica: Replica) -> Iterator[Record]:
-        replica.contribute(arrive=self._is_ready(replica), delay=self.delay)
+        delay = self._delay_now(replica)
+        given = replica.gave_rounds
+        replica.contribute(arrive=self._is_ready(replica), delay=delay)
         if replica.piled == self.max_micro_batches:
             replica.await_call()
-        called, delay = replica.called, self._delay_now(replica)
-        if called:
+        if replica.called:
             replica.hand_over()
-            if self.trigger == "back_to_back":
-                replica.arrive()
+        if self.trigger == "back_to_back" and replica.gave_rounds > given:
+            replica.arrive()
         if self.apply_on_arrival and delay:
             yield from self.rounds(replica, replica.results(wait=False))
         else:
@@ -144,7 +145,7 @@ class ABSSGD(Algorithm):
         return self.trigger == "back_to_back" or replica.piled + 1 >= self.min_micro_batches
 
     def _delay_now(self, replica: Replica) -> int:
-        """The delay of the round that has been called; the same on every worker."""
+        """The delay of the next round that takes this worker's pile; the same on every worker."""
         if self.warm_up_rounds == "noise":
             return self.delay if cast(Phase, replica.choose).noisy else 0
         return self.delay if replica.gave_rounds >= self.warm_up_rounds else 0

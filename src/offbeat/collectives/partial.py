@@ -57,6 +57,8 @@ from offbeat.worlds.base import World
 
 # The fields of the counter of arrivals: candidates on time, candidates that left, due workers.
 _ON_TIME, _LEFT, _DUE = 1, 1 << 20, 1 << 40
+# The field above the counter of samples: workers that ask for no more of them.
+_CONTENT = 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
 
 Arrival = Literal["on time", "late", "dropped"]
@@ -76,7 +78,7 @@ class Rules:
     overdue_s: float | None = None
     """A worker that has not given anything for so long is counted as there, and holds no more."""
     least_samples: float = 0.0
-    """A round does not start with fewer, as long as everybody is here."""
+    """A round does not start with fewer, as long as everybody is here, and somebody can add."""
     most_samples: float = inf
     """With so many a round starts, whoever is there."""
     alarms: bool = False
@@ -192,7 +194,7 @@ class PartialAllReduce:
         self._learning_rates = 0.0
         self._seconds = 0.0
         self._called = False  # a round has started, and waits for the program's next boundary
-        self._idle = False  # the program waits for a round
+        self._awaits = 0  # rounds that the program waits for; until then it piles up nothing
         self._overdue = False
         self._alarm: float | None = None
         self._away = _HERE
@@ -202,7 +204,7 @@ class PartialAllReduce:
         self._offset = 0  # rounds before this collective began: those of a checkpoint
         self._start = self._first_start()
         self._announced = 0  # what this worker has added to the current round's counter
-        self._reported = 0  # samples of its pile that the others know of
+        self._reported = 0  # what it has added to the counter of samples
         self._stirred = False  # the messenger has something to look at
         self._activities = [world.spawn(f"rounds of {name}", self._serve)]
         if rules.messenger:
@@ -271,9 +273,12 @@ class PartialAllReduce:
             return self._called and self._given is None
 
     def await_call(self) -> None:
-        """Wait until a round has started and waits for this worker's pile."""
+        """Arrive with a full pile, and wait until a round has taken it."""
         with self._state:
-            self._state.wait_for(lambda: self._called or self._ended)
+            given = self._on_time_for = self._started
+            self._awaits = given + 1
+            self._stir()
+            self._state.wait_for(lambda: self._started > given)
 
     def hand_over(self) -> None:
         """Give the pile to the round that waits for it; go on with an empty one."""
@@ -298,10 +303,9 @@ class PartialAllReduce:
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if wait and self._completed < last:
-                self._idle = True
-                self._state.notify_all()
+                self._awaits = last
+                self._stir()
                 self._state.wait_for(lambda: self._completed >= last or self._ended)
-                self._idle = False
         waited_s = self._world.now() - began
         yield from self._take(waited_s, None if delay is None else last)
 
@@ -352,7 +356,9 @@ class PartialAllReduce:
         with self._state:
             self._away = _HERE
             self._settled = False
+            self.gave_s = self._world.now()
             self._set_alarm()
+            self._stir()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold; after `settle`."""
@@ -360,7 +366,11 @@ class PartialAllReduce:
         if pile["oldest_round"] is not None:
             pile["oldest_round"] -= self._taken
             pile["known_samples"] -= self._taken * pile["samples"]
-        return {"round": self._offset + self._taken, "pile": pile}
+        return {
+            "round": self._offset + self._taken,
+            "pile": pile,
+            "chosen": self._quorum.needed if self._choose else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rounds of a checkpoint; before the first contribution."""
@@ -368,6 +378,8 @@ class PartialAllReduce:
             if self._started or self.pile.micro_batches:
                 raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
             self._offset = state["round"]
+            if state["chosen"] is not None:
+                self._quorum = Quorum.of(state["chosen"], self._world.size)
             self._start = self._first_start()
             self.pile.load_state_dict(state["pile"])
 
@@ -422,8 +434,12 @@ class PartialAllReduce:
             total = self._world.control.add(self._key("arrived", start.round), arrived)
             if not start.met(total) or start.met(total - arrived):
                 return
-        if not start.least_samples or self._sum("samples", start) >= start.least_samples:
+        if not start.least_samples or self._enough(start, self._sum("samples", start)):
             self._go(start)
+
+    def _enough(self, start: _Start, reported: int) -> bool:
+        content, samples = divmod(reported, _CONTENT)
+        return samples >= start.least_samples or content >= self._world.size
 
     def _go(self, start: _Start) -> None:
         self._world.control.set(self._key("go", start.round), b"1")
@@ -474,18 +490,23 @@ class PartialAllReduce:
             self._announce(start, arrival)
 
     def _to_report(self) -> int:
-        """Samples that the others do not know of; under lock. Who is away insists on none."""
+        """What to add to the counter of samples; under lock.
+
+        Nobody insists on more samples once somebody is away, or all wait.
+        """
         if not self._rules.bounded or self._started > self._completed or self._settled:
             return 0
-        least = self._start.least_samples if self._away else 0.0
-        samples = round(max(self.pile.samples, least)) - self._reported
-        self._reported += samples
-        return samples
+        content = self._world.size if self._away else int(self._awaits > self._started)
+        new = int(self.pile.samples) + content * _CONTENT - self._reported
+        self._reported += new
+        return new
 
     def _report(self, start: _Start, samples: int) -> None:
         total = self._world.control.add(self._key("samples", start.round), samples)
-        if total >= self._rules.most_samples > total - samples or (
-            total >= start.least_samples > total - samples
+        before, most = total - samples, self._rules.most_samples
+        if total % _CONTENT >= most > before % _CONTENT or (
+            self._enough(start, total)
+            and not self._enough(start, before)
             and start.met(self._sum("arrived", start))
         ):
             self._go(start)
@@ -522,7 +543,8 @@ class PartialAllReduce:
                     self._world.control.delete(self._key(what, number - 1))
 
     def _may_give(self) -> bool:
-        return self._given is not None or self._idle or bool(self._away) or self._overdue
+        waits = self._completed < self._awaits
+        return self._given is not None or waits or bool(self._away) or self._overdue
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
@@ -598,7 +620,7 @@ class PartialAllReduce:
             self._log.append((record, pile))
         if self._choose is not None and record.ranks:
             measured = Measured(
-                round=round,
+                round=number,
                 seconds=record.seconds_by_rank,
                 samples=tuple(shares.samples[rank] for rank in record.ranks),
                 squares=tuple(shares.square[rank] for rank in record.ranks),
