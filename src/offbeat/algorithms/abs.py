@@ -45,7 +45,8 @@ class ABSSGD(Algorithm):
     """Delayed synchronous SGD with adaptive batches."""
 
     trigger: Trigger = "ready"
-    """When a worker is ready for the next round: after `min_micro_batches`, at once, after
+    """When a worker is ready for the next round: after `min_micro_batches`, at once (but for the
+    first), after
     `batch` samples of its own, or `period_s` after the last round."""
     min_micro_batches: int = 1
     max_micro_batches: int | None = None
@@ -103,8 +104,6 @@ class ABSSGD(Algorithm):
         )
         phase = Phase(replica.world.size) if self.warm_up_rounds == "noise" else None
         replica.open_partial(rules, choose=phase)
-        if self.trigger == "back_to_back":
-            replica.arrive()
 
     def step(self, replica: Replica) -> Iterator[Record]:
         delay = self._delay_now(replica)
@@ -186,7 +185,7 @@ def _check(holds: object, message: str) -> None:
 
 
 _ABOVE_0 = (
-    *("min_micro_batches", "max_micro_batches", "batch"),
+    *("min_micro_batches", "max_micro_batches", "batch", "max_batch"),
     *("period_s", "max_wait_s", "reference_batch"),
 )
 _KNOWN = {
