@@ -43,7 +43,13 @@ TRIGGERS: dict[str, dict[str, Any]] = {
     "at most": {"trigger": "slowest_batch", "batch": 5, "max_batch": 7},
     "both": {"min_batch": 7, "max_batch": 11},
 }
-every_trigger = pytest.mark.parametrize("settings", TRIGGERS.values(), ids=TRIGGERS)
+every_trigger = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=() if name in ("ready", "both") else pytest.mark.slow)
+        for name, settings in TRIGGERS.items()
+    ],
+)
 
 
 @dataclass
@@ -512,7 +518,13 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(each, id=name, marks=() if name in ("ready", "noise") else pytest.mark.slow)
+        for name, each in RESUMED.items()
+    ],
+)
 def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     resumes_bit_for_bit(ABS(**settings), TWO_SPEEDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from math import inf
 from random import Random
@@ -153,16 +154,14 @@ def test_a_tiny_threshold_leaves_one_micro_batch_each(bank: bool) -> None:
 @pytest.mark.parametrize("threshold_s", [2.0, 3.5, 5.0])
 def test_a_round_ends_one_micro_batch_after_the_threshold(threshold_s: float) -> None:
     lines: list[Line] = []
-    offbeat.run(
-        lambda: quadratic(DC(6, threshold_s=threshold_s), 30), NOISY, records=lines.append
-    )
+    offbeat.run(lambda: quadratic(DC(6, threshold_s=threshold_s), 30), NOISY, records=lines.append)
     longest = max(line["to_s"] - line["from_s"] for line in lines if line["kind"] == "compute")
     rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
     applied = [line["at_s"] for line in rounds]
     assert len(rounds) > 5
     assert {line["samples"] for line in rounds} != {24.0}  # some were dropped
     exchange = max(line["to_s"] - line["from_s"] for line in rounds) + 4e-3
-    for before, after in zip(applied[:-1], applied[1:], strict=True):
+    for before, after in itertools.pairwise(applied):
         assert after - before <= threshold_s + longest + exchange
 
 

@@ -9,6 +9,7 @@ are silent, as when a GradScaler has skipped them, and some bring no samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -370,7 +371,7 @@ def _nobody_holds_up_the_others(schedule: Schedule, logs: list[HoldLog]) -> None
     if schedule.least:
         return
     ended = [0.0, *(min(times) for times in zip(*(log.ended_s for log in logs), strict=True))]
-    for round, (before, after) in enumerate(zip(ended, ended[1:], strict=False)):
+    for round, (before, after) in enumerate(itertools.pairwise(ended)):
         assert after - before <= (schedule.overdue_s or 0.0) + 1e-9, (
             f"round {round} ended {after - before} s after the one before"
         )

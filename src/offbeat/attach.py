@@ -348,9 +348,7 @@ class Attachment:
             if record.bad is not None:
                 self._not_finite(record, *record.bad)
             elif not record.samples:  # nobody had data: nothing to apply
-                self._replica.applied()
-                if record.own:
-                    self._step_scheduler(record)  # the others' goes on
+                self._passed_by(record)
             else:
                 self._replica.install(record)
                 if self._clip_norm is not None:
@@ -424,7 +422,13 @@ class Attachment:
             raise error
         self._stats.skipped_rounds += 1
         self._replica.dropped_samples += record.samples_by_rank[self.rank]
+        self._passed_by(record)
+
+    def _passed_by(self, record: Record) -> None:
+        """A round is not applied. One's own step counts as a step: the others have made theirs."""
         self._replica.applied()
+        if record.own:
+            self._step_scheduler(record)
 
     def _unscaled(self) -> bool:
         """Undo a GradScaler's scale where it left that to a fused optimizer; False on overflow.

@@ -267,7 +267,8 @@ class Replica:
     def own_step(self, ends_round: bool) -> Record:
         """This worker's own gradient, as if it were a round: models drift until averaged."""
         self.accumulate()
-        self._own_samples += self.pile.samples
+        if self.pile.bad_parameter is None:
+            self._own_samples += self.pile.samples
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
         return Record(
