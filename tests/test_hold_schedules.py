@@ -256,8 +256,13 @@ def check(schedule: Schedule, logs: list[HoldLog]) -> None:
     if schedule.delay == 1 and schedule.full is None:
         for rank, log in enumerate(logs):
             assert log.waited_s < 1e-9, f"worker {rank} has waited {log.waited_s} s"
-    if schedule.overdue_s is not None and schedule.free and schedule.pause_after is None:
-        _nobody_holds_up_the_others(schedule, logs)
+    if schedule.free and schedule.pause_after is None:
+        if schedule.overdue_s is not None:
+            _nobody_holds_up_the_others(schedule, logs)
+        if schedule.quorum == "all" and not (
+            any(schedule.silent) or _any_without_samples(schedule)
+        ):
+            _rounds_start_as_soon_as_they_can(schedule, logs, inside)
 
 
 def _every_worker_takes_every_round_once_in_order_and_alike(logs: list[HoldLog]) -> None:
@@ -375,6 +380,43 @@ def _nobody_holds_up_the_others(schedule: Schedule, logs: list[HoldLog]) -> None
         assert after - before <= (schedule.overdue_s or 0.0) + 1e-9, (
             f"round {round} ended {after - before} s after the one before"
         )
+
+
+def _rounds_start_as_soon_as_they_can(
+    schedule: Schedule, logs: list[HoldLog], inside: Inside
+) -> None:
+    """Where messages take no time, a round ends when each has noticed that it can start."""
+    ended_s = 0.0
+    for taken in logs[0].rounds:
+        mine = [
+            [
+                (log.gradients[step].at_s, schedule.samples[rank][step])
+                for step in steps[taken.round]
+            ]
+            for rank, (log, steps) in enumerate(zip(logs, inside, strict=True))
+        ]
+        away = [at for log in logs if (at := log.away_since(taken.round)) is not None]
+        ready = [each[schedule.ready - 1][0] for each in mine if len(each) >= schedule.ready]
+        everyone_s = max([*ready, *away]) if len(ready) + len(away) >= len(logs) else math.inf
+        least_s = min([_reached(mine, schedule.least), *away])
+        call_s = max(ended_s, min(max(everyone_s, least_s), _reached(mine, schedule.most)))
+        notices = [
+            next((g.at_s for g in log.gradients if g.at_s > call_s), log.left_at_s) for log in logs
+        ]
+        ended_s = min(log.ended_s[taken.round] for log in logs)
+        assert ended_s <= max(call_s, *notices) + 1e-9, (
+            f"round {taken.round} could start at {call_s}, and ended at {ended_s}"
+        )
+
+
+def _reached(mine: list[list[tuple[float, int]]], samples: float) -> float:
+    """The moment at which all together had so many samples."""
+    total = 0
+    for at_s, each in sorted(pair for pairs in mine for pair in pairs):
+        total += each
+        if total >= samples:
+            return at_s
+    return math.inf if samples > total else 0.0
 
 
 # --- the tests -----------------------------------------------------------------------------

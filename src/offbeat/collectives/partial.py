@@ -355,7 +355,7 @@ class PartialAllReduce:
         self._world.control.wait(f"{key}/all")
         with self._state:
             self._away = _HERE
-            self._settled = False
+            self._settled = self._overdue = False
             self.gave_s = self._world.now()
             self._set_alarm()
             self._stir()
