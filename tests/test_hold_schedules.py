@@ -259,8 +259,10 @@ def check(schedule: Schedule, logs: list[HoldLog]) -> None:
     if schedule.free and schedule.pause_after is None:
         if schedule.overdue_s is not None:
             _nobody_holds_up_the_others(schedule, logs)
-        if schedule.quorum == "all" and not (
-            any(schedule.silent) or _any_without_samples(schedule)
+        if (
+            schedule.held
+            and schedule.quorum == "all"
+            and not (any(schedule.silent) or _any_without_samples(schedule))
         ):
             _rounds_start_as_soon_as_they_can(schedule, logs, inside)
 

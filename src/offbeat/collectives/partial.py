@@ -258,7 +258,7 @@ class PartialAllReduce:
     def arrive_at(self, moment: float) -> None:
         """Arrive at that moment, unless a round has taken the pile before."""
         with self._state:
-            self._alarm = moment
+            self._alarm = moment if self._alarm is None else min(moment, self._alarm)
             self._stir()
 
     @property
