@@ -75,6 +75,7 @@ def test_a_step_without_a_backward_brings_nothing(name: str, without: int) -> No
         assert not same(start, end)
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_a_worker_that_never_has_data_holds_nobody_up(name: str) -> None:
     results = _train(name, lambda rank, step: rank != 1)
@@ -95,6 +96,7 @@ def test_where_nobody_has_data_nothing_is_applied_and_nobody_hangs(name: str) ->
         assert stats.steps == 8
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_rounds_without_data_do_not_disturb_those_after_them(name: str) -> None:
     results = _train(name, lambda rank, step: step >= 4, steps=12)

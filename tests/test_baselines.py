@@ -71,6 +71,7 @@ def test_shares_converge_to_the_speeds_and_rounds_take_equally_long_everywhere()
         assert counts == [3, *[share] * 7]
 
 
+@pytest.mark.slow
 def test_shares_follow_a_change_of_speeds() -> None:
     cluster = Cluster.parse(
         """
@@ -216,6 +217,7 @@ def test_the_scheduler_is_stepped_where_a_step_has_no_data_too() -> None:
     assert _scheduled(lambda rank, step: (rank, step) != (1, 3)) == [0.125, 0.125]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [12, 11, 10])
 def test_local_sgd_resumes_bit_for_bit_in_the_middle_of_a_round_too(half: int) -> None:
     resumes_bit_for_bit(Local(3), TWO_SPEEDS, half)

@@ -110,6 +110,7 @@ def _normal(workers: int, rounds: int, micro_batches: int, sd_s: float) -> list[
     return times
 
 
+@pytest.mark.slow
 def test_drawn_times_agree_with_the_analytic_ones() -> None:
     times = _normal(64, 60, 12, 0.15)
     round_s = fmean(max(ends[-1] for ends in workers) for workers in zip(*times, strict=True))
@@ -230,6 +231,7 @@ def test_all_workers_hold_the_same_automatic_threshold() -> None:
     assert all(tau == inf for round, tau in by_round[0].items() if round < 8)
 
 
+@pytest.mark.slow
 def test_the_threshold_is_chosen_again_after_a_change_of_speeds() -> None:
     cluster = Cluster.parse(
         """
@@ -296,6 +298,7 @@ def _between(rounds: list[Line]) -> float:
     return float(rounds[-1]["at_s"] - rounds[0]["at_s"]) / (len(rounds) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

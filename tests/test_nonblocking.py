@@ -85,6 +85,7 @@ def test_alone_it_is_plain_sgd(in_flight: Any, micro_batches: int) -> None:
         assert all(same(mine, each) for mine, each in zip(ours, plain(1, 6), strict=True))
 
 
+@pytest.mark.slow
 @in_flight
 @pytest.mark.parametrize("workers", [2, 4])
 def test_at_equal_speeds_every_round_has_every_micro_batch_and_is_synchronous(
@@ -174,6 +175,7 @@ def test_whoever_has_nothing_finished_sends_nothing_and_nobody_hangs(in_flight: 
     assert rounds[0] == (2, 2.0)
 
 
+@pytest.mark.slow
 @in_flight
 @position
 def test_a_run_resumes_bit_for_bit(in_flight: Any, position: Any) -> None:

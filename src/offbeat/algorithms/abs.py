@@ -45,9 +45,8 @@ class ABSSGD(Algorithm):
     """Delayed synchronous SGD with adaptive batches."""
 
     trigger: Trigger = "ready"
-    """When a worker is ready for the next round: after `min_micro_batches`, at once (but for the
-    first), after
-    `batch` samples of its own, or `period_s` after the last round."""
+    """When a worker is ready for the next round: after `min_micro_batches`; at once, but for the
+    first; after `batch` samples of its own; or `period_s` after the last round."""
     min_micro_batches: int = 1
     max_micro_batches: int | None = None
     """A worker that has so many waits for the round: the one exception from "nobody waits"."""
