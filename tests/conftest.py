@@ -10,5 +10,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--schedule-seed",
         type=int,
         default=None,
-        help="replay one schedule of tests/test_schedules.py, and no other",
+        help="replay one schedule of test_schedules.py or test_hold_schedules.py, and no other",
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nets import loss, net, parameters, same, sgd, train
+from test_abs import resumes_bit_for_bit
 
 import offbeat
 from offbeat.algorithms.msync import Choice, best_m
@@ -204,6 +205,10 @@ def test_m_is_chosen_from_times_and_noise() -> None:
     for round in range(30):  # |mean|^2 = 1 + 100/4: signal 1, noise 100
         m = choice(Measured(round, seconds, (1.0,) * 4, (101.0,) * 4, 26.0))
     assert m == best_m(seconds, 100.0) == 3
+
+
+def test_a_chosen_m_resumes_bit_for_bit() -> None:
+    resumes_bit_for_bit(offbeat.MSyncSGD("auto"), ONE_SLOW)
 
 
 def test_m_auto_leaves_out_the_slow_worker_and_trains() -> None:

@@ -347,8 +347,8 @@ class Attachment:
                 return False
             if record.bad is not None:
                 self._not_finite(record, *record.bad)
-            elif not record.samples:
-                self._replica.applied()  # nobody had data: nothing to apply
+            elif not record.samples:  # nobody had data: nothing to apply
+                self._passed_by(record)
             else:
                 self._replica.install(record)
                 if self._clip_norm is not None:
@@ -375,6 +375,9 @@ class Attachment:
         if record.ends_round:
             self._tell_round(record)
         self._replica.applied()
+        self._step_scheduler(record)
+
+    def _step_scheduler(self, record: Record) -> None:
         if self._scheduler is not None:
             for _ in range(record.schedule_steps):
                 self._scheduler.step()
@@ -407,7 +410,7 @@ class Attachment:
     def _not_finite(self, record: Record, rank: int, number: int) -> None:
         parameter = self._replica.names[number]
         if self._nonfinite == "raise":
-            raise NonFiniteGradientError(
+            error = NonFiniteGradientError(
                 f"the gradient of {parameter!r} on worker {rank} is NaN or infinite in round "
                 f"{record.round}: lower the learning rate, or "
                 'attach(..., nonfinite="skip") to leave out such rounds',
@@ -415,9 +418,17 @@ class Attachment:
                 round=record.round,
                 parameter=parameter,
             )
+            error.everywhere = not record.own
+            raise error
         self._stats.skipped_rounds += 1
         self._replica.dropped_samples += record.samples_by_rank[self.rank]
+        self._passed_by(record)
+
+    def _passed_by(self, record: Record) -> None:
+        """A round is not applied. One's own step counts as a step: the others have made theirs."""
         self._replica.applied()
+        if record.own:
+            self._step_scheduler(record)
 
     def _unscaled(self) -> bool:
         """Undo a GradScaler's scale where it left that to a fused optimizer; False on overflow.

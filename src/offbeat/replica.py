@@ -170,7 +170,7 @@ class Replica:
         return self._rounds.called
 
     def await_call(self) -> None:
-        """Wait for such a round: this worker has enough."""
+        """Arrive, and wait for such a round: this worker has enough."""
         self._rounds.await_call()
 
     def hand_over(self) -> None:
@@ -211,7 +211,7 @@ class Replica:
         """Go on after `settle`."""
         if self._partial is not None:
             self._partial.resume()
-            self.compute_began = self.world.now()
+            self.compute_began = self.round_began = self.world.now()
 
     def stop(self) -> None:
         """End the rounds together with everyone, and apply none of them."""
@@ -226,6 +226,8 @@ class Replica:
             "pile": self.pile.state_dict() if self._partial is None else None,
             "partial": None if self._partial is None else self._partial.state_dict(),
             "memory": deepcopy(self.memory),
+            "choose": None if self.choose is None else deepcopy(vars(self.choose)),
+            "own_samples": self._own_samples,
             "overlap": self.overlap.on,
         }
 
@@ -237,12 +239,17 @@ class Replica:
         else:
             self._partial.load_state_dict(state["partial"])
         self.memory = deepcopy(state["memory"])
+        if self.choose is not None:
+            vars(self.choose).update(deepcopy(state["choose"]))
+        self._own_samples = state["own_samples"]
         self.overlap.on = state["overlap"]
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
         """Only the last of the rounds at hand: those before it are passed over, as in the paper."""
         rounds, samples = 1, 0.0
         for record in records:
+            if not record.samples:
+                continue
             if self._rounds.more:
                 rounds += 1
                 samples += record.samples_by_rank[self.world.rank]
@@ -261,7 +268,8 @@ class Replica:
     def own_step(self, ends_round: bool) -> Record:
         """This worker's own gradient, as if it were a round: models drift until averaged."""
         self.accumulate()
-        self._own_samples += self.pile.samples
+        if self.pile.bad_parameter is None:
+            self._own_samples += self.pile.samples
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
         return Record(
@@ -271,8 +279,12 @@ class Replica:
             divisor=self.pile.samples / self.pile.unit,
             used=tuple(self.pile.used),
             micro_batches=1,
+            bad=None
+            if self.pile.bad_parameter is None
+            else (self.world.rank, self.pile.bad_parameter),
             schedule_steps=int(ends_round),
             ends_round=ends_round,
+            own=True,
         )
 
     def average_models(self, leaving: bool = False) -> bool:
@@ -314,8 +326,7 @@ class Replica:
         for record in records:
             self.round += 1
             self._computed_s.clear()
-            if record.samples:
-                yield record
+            yield record
 
     def _pile_up(self, pile: Pile) -> None:
         self.pile = pile

@@ -45,8 +45,8 @@ class ABSSGD(Algorithm):
     """Delayed synchronous SGD with adaptive batches."""
 
     trigger: Trigger = "ready"
-    """When a worker is ready for the next round: after `min_micro_batches`, at once, after
-    `batch` samples of its own, or `period_s` after the last round."""
+    """When a worker is ready for the next round: after `min_micro_batches`; at once, but for the
+    first; after `batch` samples of its own; or `period_s` after the last round."""
     min_micro_batches: int = 1
     max_micro_batches: int | None = None
     """A worker that has so many waits for the round: the one exception from "nobody waits"."""
@@ -83,7 +83,7 @@ class ABSSGD(Algorithm):
             f"max_micro_batches={self.max_micro_batches}",
         )
         _check(
-            0 <= self.min_batch <= self.max_batch,
+            0 <= self.min_batch <= self.max_batch and self.min_batch < inf,
             f"no batch is at least min_batch={self.min_batch:g} and at most "
             f"max_batch={self.max_batch:g} samples",
         )
@@ -103,18 +103,17 @@ class ABSSGD(Algorithm):
         )
         phase = Phase(replica.world.size) if self.warm_up_rounds == "noise" else None
         replica.open_partial(rules, choose=phase)
-        if self.trigger == "back_to_back":
-            replica.arrive()
 
     def step(self, replica: Replica) -> Iterator[Record]:
-        replica.contribute(arrive=self._is_ready(replica), delay=self.delay)
+        given = replica.gave_rounds
+        replica.contribute(arrive=self._is_ready(replica), delay=self._delay_of(given, replica))
         if replica.piled == self.max_micro_batches:
             replica.await_call()
-        called, delay = replica.called, self._delay_now(replica)
-        if called:
+        if replica.called:
             replica.hand_over()
-            if self.trigger == "back_to_back":
-                replica.arrive()
+        delay = self._delay_of(given, replica)
+        if self.trigger == "back_to_back" and replica.gave_rounds > given:
+            replica.arrive()
         if self.apply_on_arrival and delay:
             yield from self.rounds(replica, replica.results(wait=False))
         else:
@@ -143,11 +142,11 @@ class ABSSGD(Algorithm):
             return replica.world.now() - replica.gave_s >= (self.period_s or 0.0)
         return self.trigger == "back_to_back" or replica.piled + 1 >= self.min_micro_batches
 
-    def _delay_now(self, replica: Replica) -> int:
-        """The delay of the round that has been called; the same on every worker."""
+    def _delay_of(self, round: int, replica: Replica) -> int:
+        """The delay of a round; the same on every worker once the round has been called."""
         if self.warm_up_rounds == "noise":
-            return self.delay if cast(Phase, replica.choose).noisy else 0
-        return self.delay if replica.gave_rounds >= self.warm_up_rounds else 0
+            return self.delay if round >= cast(Phase, replica.choose).noisy_from else 0
+        return self.delay if round >= self.warm_up_rounds else 0
 
 
 class Phase:
@@ -159,7 +158,8 @@ class Phase:
     """
 
     def __init__(self, size: int, memory: float = 0.9) -> None:
-        self.noisy = False
+        self.noisy_from = inf
+        """The first round after the one that has shown it."""
         self._size = size
         self._memory = memory
         self._signal = self._noise = 0.0
@@ -175,7 +175,7 @@ class Phase:
             self._signal = self._memory * self._signal + (1 - self._memory) * signal
             # With little signal left the estimate may be negative: that is noise, too.
             if measured.round >= 1 / (1 - self._memory) and self._noise > batch * self._signal:
-                self.noisy = True
+                self.noisy_from = min(self.noisy_from, measured.round + 1)
         return self._size
 
 
@@ -185,7 +185,7 @@ def _check(holds: object, message: str) -> None:
 
 
 _ABOVE_0 = (
-    *("min_micro_batches", "max_micro_batches", "batch"),
+    *("min_micro_batches", "max_micro_batches", "batch", "max_batch"),
     *("period_s", "max_wait_s", "reference_batch"),
 )
 _KNOWN = {

@@ -11,8 +11,9 @@ He, Dube: "Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mi
 
 What becomes of the micro-batch that is being computed when the round is called: `finish` it, and
 join then (nothing is wasted: the default); `abandon` it, as in the paper's figure; or `bank` it,
-which is ours: the round starts without it, and it rides in the next one. On hardware that cannot
-be interrupted an abandoned micro-batch is computed to its end and thrown away.
+which is ours: the round starts without it, and it rides in the next one, which waits for it if need
+be. On hardware that cannot be interrupted an abandoned micro-batch is computed to its end and
+thrown away.
 
 `position="carry"` is the paper's figure too: a slow worker goes on in its batch where the round has
 interrupted it. Mind that then every worker's end of a batch calls a round, so that there are as
@@ -50,7 +51,11 @@ class NonblockingSGD(Algorithm):
                 raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
 
     def start(self, replica: Replica) -> None:
-        rules = Rules("solo", hold=self.in_flight == "finish")
+        rules = Rules(
+            "solo",
+            hold=self.in_flight == "finish",
+            max_staleness_rounds=1 if self.in_flight == "bank" else None,
+        )
         replica.open_partial(rules, abandon=self.in_flight == "abandon")
         replica.memory["finished"] = 0
 

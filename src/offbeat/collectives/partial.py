@@ -55,6 +55,8 @@ from offbeat.collectives.rules import DUE, LEFT, ON_TIME, Measured, Rules, Start
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.worlds.base import World
 
+# The field above the counter of samples: workers that ask for no more of them.
+_CONTENT = 1 << 40
 _HERE, _LEFT_FOR_GOOD, _PAUSED = range(3)  # what a worker is, in the header
 
 _SMALL = 2**16  # numbers that are zeroed in no time
@@ -122,7 +124,7 @@ class PartialAllReduce:
         self._learning_rates = 0.0
         self._seconds = 0.0
         self._called = False  # a round has started, and waits for the program's next boundary
-        self._idle = False  # the program waits for a round
+        self._awaits = 0  # rounds that the program waits for; until then it piles up nothing
         self._overdue = False
         self._alarm: float | None = None
         self._away = _HERE
@@ -132,7 +134,7 @@ class PartialAllReduce:
         self._offset = 0  # rounds before this collective began: those of a checkpoint
         self._start = self._first_start()
         self._announced = 0  # what this worker has added to the current round's counter
-        self._reported = 0  # samples of its pile that the others know of
+        self._reported = 0  # what it has added to the counter of samples
         self._stirred = False  # the messenger has something to look at
         self._activities = [world.spawn(f"rounds of {name}", self._serve)]
         if rules.messenger:
@@ -186,7 +188,7 @@ class PartialAllReduce:
     def arrive_at(self, moment: float) -> None:
         """Arrive at that moment, unless a round has taken the pile before."""
         with self._state:
-            self._alarm = moment
+            self._alarm = moment if self._alarm is None else min(moment, self._alarm)
             self._stir()
 
     @property
@@ -201,9 +203,12 @@ class PartialAllReduce:
             return self._called and self._given is None
 
     def await_call(self) -> None:
-        """Wait until a round has started and waits for this worker's pile."""
+        """Arrive with a full pile, and wait until a round has taken it."""
         with self._state:
-            self._state.wait_for(lambda: self._called or self._ended)
+            given = self._on_time_for = self._started
+            self._awaits = given + 1
+            self._stir()
+            self._state.wait_for(lambda: self._started > given)
 
     def hand_over(self) -> None:
         """Give the pile to the round that waits for it; go on with an empty one."""
@@ -228,10 +233,9 @@ class PartialAllReduce:
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if wait and self._completed < last:
-                self._idle = True
-                self._state.notify_all()
+                self._awaits = last
+                self._stir()
                 self._state.wait_for(lambda: self._completed >= last or self._ended)
-                self._idle = False
         waited_s = self._world.now() - began
         yield from self._take(waited_s, None if delay is None else last)
 
@@ -282,7 +286,9 @@ class PartialAllReduce:
         with self._state:
             self._away = _HERE
             self._settled = self._overdue = False
+            self.gave_s = self._world.now()
             self._set_alarm()
+            self._stir()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold; after `settle`."""
@@ -290,7 +296,11 @@ class PartialAllReduce:
         if pile["oldest_round"] is not None:
             pile["oldest_round"] -= self._taken
             pile["known_samples"] -= self._taken * pile["samples"]
-        return {"round": self._offset + self._taken, "pile": pile}
+        return {
+            "round": self._offset + self._taken,
+            "pile": pile,
+            "chosen": self._quorum.needed if self._choose else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rounds of a checkpoint; before the first contribution."""
@@ -298,6 +308,8 @@ class PartialAllReduce:
             if self._started or self.pile.micro_batches:
                 raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
             self._offset = state["round"]
+            if state["chosen"] is not None:
+                self._quorum = Quorum.of(state["chosen"], self._world.size)
             self._start = self._first_start()
             self.pile.load_state_dict(state["pile"])
 
@@ -352,8 +364,12 @@ class PartialAllReduce:
             total = self._world.control.add(self._key("arrived", start.round), arrived)
             if not start.met(total) or start.met(total - arrived):
                 return
-        if not start.least_samples or self._sum("samples", start) >= start.least_samples:
+        if not start.least_samples or self._enough(start, self._sum("samples", start)):
             self._go(start)
+
+    def _enough(self, start: Start, reported: int) -> bool:
+        content, samples = divmod(reported, _CONTENT)
+        return samples >= start.least_samples or content >= self._world.size
 
     def _go(self, start: Start) -> None:
         self._world.control.set(self._key("go", start.round), b"1")
@@ -404,18 +420,23 @@ class PartialAllReduce:
             self._announce(start, arrival)
 
     def _to_report(self) -> int:
-        """Samples that the others do not know of; under lock. Who is away insists on none."""
+        """What to add to the counter of samples; under lock.
+
+        Nobody insists on more samples once somebody is away, or all wait.
+        """
         if not self._rules.bounded or self._started > self._completed or self._settled:
             return 0
-        least = self._start.least_samples if self._away else 0.0
-        samples = round(max(self.pile.samples, least)) - self._reported
-        self._reported += samples
-        return samples
+        content = self._world.size if self._away else int(self._awaits > self._started)
+        new = int(self.pile.samples) + content * _CONTENT - self._reported
+        self._reported += new
+        return new
 
     def _report(self, start: Start, samples: int) -> None:
         total = self._world.control.add(self._key("samples", start.round), samples)
-        if total >= self._rules.most_samples > total - samples or (
-            total >= start.least_samples > total - samples
+        before, most = total - samples, self._rules.most_samples
+        if total % _CONTENT >= most > before % _CONTENT or (
+            self._enough(start, total)
+            and not self._enough(start, before)
             and start.met(self._sum("arrived", start))
         ):
             self._go(start)
@@ -454,7 +475,8 @@ class PartialAllReduce:
                     self._world.control.delete(self._key(what, number - 1))
 
     def _may_give(self) -> bool:
-        return self._given is not None or self._idle or bool(self._away) or self._overdue
+        waits = self._completed < self._awaits
+        return self._given is not None or waits or bool(self._away) or self._overdue
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
@@ -526,7 +548,7 @@ class PartialAllReduce:
             self._log.append((record, pile))
         if self._choose is not None and record.ranks:
             measured = Measured(
-                round=round,
+                round=number,
                 seconds=record.seconds_by_rank,
                 samples=tuple(shares.samples[rank] for rank in record.ranks),
                 squares=tuple(shares.square[rank] for rank in record.ranks),

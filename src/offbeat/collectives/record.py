@@ -49,6 +49,8 @@ class Record:
     """How often to step the scheduler after it."""
     ends_round: bool = True
     """False for a worker's own steps between two rounds."""
+    own: bool = False
+    """A worker's own step: no other knows of it."""
 
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""

@@ -24,7 +24,7 @@ class Rules:
     overdue_s: float | None = None
     """A worker that has not given anything for so long is counted as there, and holds no more."""
     least_samples: float = 0.0
-    """A round does not start with fewer, as long as everybody is here."""
+    """A round does not start with fewer, as long as everybody is here, and somebody can add."""
     most_samples: float = inf
     """With so many a round starts, whoever is there."""
     alarms: bool = False
