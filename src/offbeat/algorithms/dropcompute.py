@@ -94,8 +94,10 @@ class DropCompute(Algorithm):
                 dropped = len(record.ranks) * self.micro_batches / record.micro_batches
                 record = replace(record, divisor=record.divisor * max(dropped, 1.0))
             yield record
+            if self.bank:  # the next one has begun, though this worker may come late to it
+                replica.round_began = record.ended_s
             if self.threshold_s == "auto":
-                memory["rounds"].append((replica.world.now() - began, list(memory["clock"])))
+                memory["rounds"].append((replica.round_began - began, list(memory["clock"])))
                 if len(memory["rounds"]) == self.window_rounds:
                     memory["threshold_s"] = self._selected(replica)
                     memory["rounds"].clear()
