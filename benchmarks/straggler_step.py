@@ -8,13 +8,12 @@ forward and backward pass of a small model, and in between a sleep that stands f
     post-local       torch's PostLocalSGDOptimizer, models averaged every 8 steps
     accelerate       Accelerate's LocalSGD, likewise
     torchft          its DistributedDataParallel; every rank is a replica group
-    hivemind         its Optimizer with local updates; averages in the background
     solo, majority   EagerSGD
     abs              ABSSGD
 
-Accelerate, torchft and hivemind take part if they are installed. Contestants take turns in the same
-processes, except torchft and hivemind, which have servers of their own and thus processes of their
-own. Those that need equal numbers of steps on all ranks get them; the others train for as long.
+Accelerate and torchft take part if they are installed; torchft not with --quick. Contestants take
+turns in the same processes, except torchft, which has a server and thus processes of its own. Those
+that need equal numbers of steps on all ranks get them; the others train for as long.
 
     python benchmarks/straggler_step.py [--quick] [--json FILE]
 """
@@ -161,27 +160,6 @@ def torchft(task: Task, lighthouse: str) -> Iterator[Step]:
     manager.shutdown(wait=False)
 
 
-@contextmanager
-def hivemind(task: Task, peer: str) -> Iterator[Step]:
-    import hivemind as hm
-
-    dht = hm.DHT(initial_peers=[peer], start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    optimizer = hm.Optimizer(
-        dht=dht,
-        run_id="straggler",
-        target_batch_size=AVERAGE_EVERY * BATCH * dist.get_world_size(),
-        batch_size_per_step=BATCH,
-        optimizer=task.optimizer,
-        use_local_updates=True,
-        delay_state_averaging=True,
-        matchmaking_time=1.0,
-        averaging_timeout=5.0,
-    )
-    yield lambda: task.step(task.model, optimizer)
-    optimizer.shutdown()
-    dht.shutdown()
-
-
 TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     OWN: own_compute,
     "ddp": ddp,
@@ -191,12 +169,7 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo": attached(offbeat.EagerSGD("solo")),
     "abs": attached(offbeat.ABSSGD()),
 }
-WITH_SERVERS = {
-    name: contestant
-    for name, contestant in (("torchft", torchft), ("hivemind", hivemind))
-    if importlib.util.find_spec(name)
-}
-EQUAL_STEPS = ("ddp", "post-local", "accelerate", "torchft")
+EQUAL_STEPS = ("ddp", "post-local", "accelerate")
 
 
 # --- measuring -----------------------------------------------------------------------------
@@ -241,48 +214,33 @@ def take_turns(turns: int, steps: int) -> dict[str, list[Block]]:
     return blocks
 
 
-def with_server(name: str, address: str, steps: int) -> dict[str, list[Block]]:
-    """One rank: a contestant that has a server, alone."""
+def with_torchft(lighthouse: str, steps: int) -> dict[str, list[Block]]:
+    """One rank: torchft alone."""
     dist.init_process_group("gloo")
-    with WITH_SERVERS[name](Task(), address) as step:
+    with torchft(Task(), lighthouse) as step:
         dist.barrier()
-        block = measured(step, steps, name in EQUAL_STEPS)
-        dist.barrier()
+        block = measured(step, steps, equal_steps=True)
     dist.destroy_process_group()
-    return {name: [block]}
+    return {"torchft": [block]}
 
 
-@contextmanager
-def server(name: str, ranks: int) -> Iterator[str]:
-    """What torchft or hivemind need in the background; its address."""
-    if name == "torchft":
+def measure(ranks: int, turns: int, steps: int, with_servers: bool) -> list[dict[str, Any]]:
+    """All contestants on so many ranks, as rows."""
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    ended = testing.processes(
+        take_turns, ranks, turns, steps, environment=one_thread, time_out_s=600
+    )
+    found: list[dict[str, list[Block]]] = [one.result for one in ended]
+    if with_servers and importlib.util.find_spec("torchft"):
         from torchft.coordination import LighthouseServer
 
         lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=ranks, join_timeout_ms=1000)
-        try:
-            yield lighthouse.address()
-        finally:
-            lighthouse.shutdown()
-    else:
-        import hivemind as hm
-
-        dht = hm.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-        try:
-            yield str(dht.get_visible_maddrs()[0])
-        finally:
-            dht.shutdown()
-
-
-def measure(ranks: int, turns: int, steps: int, servers: list[str]) -> list[dict[str, Any]]:
-    """All contestants on so many ranks, as rows."""
-    quiet = {"OMP_NUM_THREADS": "1"}
-    ended = testing.processes(take_turns, ranks, turns, steps, environment=quiet, time_out_s=600)
-    found: list[dict[str, list[Block]]] = [one.result for one in ended]
-    for name in servers:
-        with server(name, ranks) as address:
-            ended = testing.processes(
-                with_server, ranks, name, address, steps, environment=quiet, time_out_s=120
-            )
+        ended = testing.processes(
+            *(with_torchft, ranks, lighthouse.address(), steps),
+            environment=one_thread,
+            time_out_s=120,
+        )
+        lighthouse.shutdown()
         for blocks, one in zip(found, ended, strict=True):
             blocks.update(one.result)
     own_s = statistics.median(block.mean_step_s for block in found[0][OWN])
@@ -320,10 +278,9 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4", help="how many, such as 2")
     arguments = parser.parse_args()
     turns, steps = (1, 24) if arguments.quick else (7, 64)
-    servers = [] if arguments.quick else list(WITH_SERVERS)
     rows = []
     for ranks in map(int, arguments.ranks.split(",")):
-        rows += measure(ranks, turns, steps, servers)
+        rows += measure(ranks, turns, steps, with_servers=not arguments.quick)
     show(rows)
     common.write(arguments.json, {"rows": rows})
 
