@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import platform
@@ -12,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -75,6 +78,26 @@ def torchrun(script: str, processes: int, *arguments: str) -> None:
     # these settings whoever was set up last pays for page faults that the others do not have.
     steady = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432"}
     subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **steady, **os.environ})
+
+
+def fashion_folder() -> Path | None:
+    """Where Fashion-MNIST is, if it is installed; $OFFBEAT_FASHION_MNIST names another place."""
+    default = "/usr/share/datasets/fashion-mnist"
+    folder = Path(os.environ.get("OFFBEAT_FASHION_MNIST", default))
+    return folder if (folder / "train-images-idx3-ubyte.gz").exists() else None
+
+
+@cache
+def fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Read images and labels; an idx file is a header of 16 or 8 bytes, then bytes."""
+    pixels, labels = (
+        torch.frombuffer(bytearray(gzip.decompress(path.read_bytes())[header:]), dtype=torch.uint8)
+        for path, header in (
+            (folder / f"{part}-images-idx3-ubyte.gz", 16),
+            (folder / f"{part}-labels-idx1-ubyte.gz", 8),
+        )
+    )
+    return (pixels.view(-1, 1, 28, 28).float() / 255 - 0.286) / 0.353, labels.long()
 
 
 def _commit() -> str:

@@ -38,7 +38,6 @@ were chosen with seed 0, which is not among the seeds of this benchmark.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import statistics
@@ -156,7 +155,7 @@ def _generator(seed: int, rank: int) -> torch.Generator:
 
 def images() -> Task:
     """Fashion-MNIST by a small convolutional net; digits where it is not installed."""
-    if (folder := _fashion_folder()) is None:
+    if (folder := common.fashion_folder()) is None:
         return digit_images()
 
     def model() -> nn.Module:
@@ -167,14 +166,14 @@ def images() -> Task:
         )
 
     def batches(rank: int, seed: int) -> Batches:
-        return _shuffled(*_fashion(folder, "train"), 64, rank, seed)
+        return _shuffled(*common.fashion(folder, "train"), 64, rank, seed)
 
     return Task(
         "fashion-mnist",
         model,
         batches,
         nn.functional.cross_entropy,
-        lambda seed: _fashion(folder, "t10k"),
+        lambda seed: common.fashion(folder, "t10k"),
         lr=0.2,
         momentum=0.5,
         last_rate=0.05,
@@ -214,25 +213,6 @@ def _shuffled(x: Tensor, y: Tensor, batch: int, rank: int, seed: int) -> Batches
         epoch = mine[torch.randperm(len(mine), generator=order)]
         for some in epoch[: len(mine) // batch * batch].split(batch):
             yield x[some], y[some]
-
-
-def _fashion_folder() -> Path | None:
-    default = "/usr/share/datasets/fashion-mnist"
-    folder = Path(os.environ.get("OFFBEAT_FASHION_MNIST", default))
-    return folder if (folder / "train-images-idx3-ubyte.gz").exists() else None
-
-
-@cache
-def _fashion(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Read images and labels; an idx file is a header of 16 or 8 bytes, then bytes."""
-    pixels, labels = (
-        torch.frombuffer(bytearray(gzip.decompress(path.read_bytes())[header:]), dtype=torch.uint8)
-        for path, header in (
-            (folder / f"{part}-images-idx3-ubyte.gz", 16),
-            (folder / f"{part}-labels-idx1-ubyte.gz", 8),
-        )
-    )
-    return (pixels.view(-1, 1, 28, 28).float() / 255 - 0.286) / 0.353, labels.long()
 
 
 # --- one run, on one worker ----------------------------------------------------------------
@@ -515,7 +495,7 @@ def main() -> None:
     if arguments.role == "real":
         on_real_processes(sizes, Path(os.environ["OFFBEAT_BENCHMARK_OUT"]))
         return
-    if _fashion_folder() is None:
+    if common.fashion_folder() is None:
         print("no Fashion-MNIST here (apt-get install dataset-fashion-mnist): digits instead")
     rows = []
     if "virtual" in arguments.worlds:

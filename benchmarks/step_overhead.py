@@ -35,6 +35,13 @@ ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "eager_majority": lambda: offbeat.EagerSGD("majority"),
     "eager_solo": lambda: offbeat.EagerSGD("solo"),
 }
+ALONE: dict[str, Callable[[], offbeat.Algorithm]] = {
+    **ALGORITHMS,
+    "abs": offbeat.ABSSGD,
+    "dropcompute": lambda: offbeat.DropCompute(2),
+    "nonblocking": lambda: offbeat.NonblockingSGD(2),
+}
+"""Those whose memory is measured: a step of the others is not comparable with one of DDP's."""
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
@@ -72,7 +79,7 @@ class Contestant:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         self.dp: offbeat.Attachment | None = None
         if name not in ("ddp", "plain"):
-            self.dp = offbeat.attach(model, self.optimizer, ALGORITHMS[name]())
+            self.dp = offbeat.attach(model, self.optimizer, ALONE[name]())
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -103,7 +110,7 @@ def resident_bytes(name: str) -> None:
 
 def memory() -> dict[str, float]:
     """Return the peak of resident bytes by contestant, beyond plain training; median of three."""
-    peaks: dict[str, list[float]] = {name: [] for name in ["plain", "ddp", *ALGORITHMS]}
+    peaks: dict[str, list[float]] = {name: [] for name in ["plain", "ddp", *ALONE]}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
             for name, values in peaks.items():
@@ -167,8 +174,13 @@ def main() -> None:
     }
     if not arguments.quick:
         figures["memory_beyond_plain_bytes"] = beyond = memory()
+        gradient_bytes = 4 * sum(parameter.numel() for parameter in mlp()[0].parameters())
         for name, extra in beyond.items():
-            print(f"memory beyond plain training, mlp: {name:18} {extra / 2**20:6.1f} MiB")
+            gradients = extra / gradient_bytes
+            print(
+                f"memory beyond plain training, mlp: {name:18} {extra / 2**20:6.1f} MiB, "
+                f"{gradients:.2f} gradients"
+            )
     for model, by_name in ratios.items():
         for name, values in by_name.items():
             print(f"step time over DDP's: {model:5} {name:18} {common.spread(values)}")
