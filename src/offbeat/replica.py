@@ -147,12 +147,12 @@ class Replica:
     @property
     def piled(self) -> int:
         """Micro-batches that no round has taken yet."""
-        return self._rounds.pile.micro_batches
+        return self._rounds.piled
 
     @property
     def piled_samples(self) -> float:
         """Their samples."""
-        return self._rounds.pile.samples
+        return self._rounds.piled_samples
 
     @property
     def gave_rounds(self) -> int:

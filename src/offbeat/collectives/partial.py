@@ -106,7 +106,7 @@ class PartialAllReduce:
             self._channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
         self._state = world.condition(f"a round of {name!r}")
         # All below is shared by the program and the background activities, under _state.
-        self.pile = self._new_pile()
+        self._pile: Pile | None = None  # made, or taken from the spare ones, when there is need
         self.gave_s = world.now()
         """When a round took this worker's pile for the last time."""
         self._spare: list[Pile] = []
@@ -190,6 +190,24 @@ class PartialAllReduce:
         with self._state:
             self._alarm = moment if self._alarm is None else min(moment, self._alarm)
             self._stir()
+
+    @property
+    def pile(self) -> Pile:
+        """What no round has taken yet. Its buffer is often that of the round applied last."""
+        if self._pile is None:
+            self._pile = self._spare.pop() if self._spare else self._new_pile()
+            self._pile.clear()
+        return self._pile
+
+    @property
+    def piled(self) -> int:
+        """Micro-batches on it."""
+        return 0 if self._pile is None else self._pile.micro_batches
+
+    @property
+    def piled_samples(self) -> float:
+        """Their samples."""
+        return 0.0 if self._pile is None else self._pile.samples
 
     @property
     def gave_rounds(self) -> int:
@@ -305,7 +323,7 @@ class PartialAllReduce:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rounds of a checkpoint; before the first contribution."""
         with self._state:
-            if self._started or self.pile.micro_batches:
+            if self._started or self.piled:
                 raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
             self._offset = state["round"]
             if state["chosen"] is not None:
@@ -351,7 +369,7 @@ class PartialAllReduce:
                 arrived += LEFT
             elif self._on_time_for == start.round or self._overdue:
                 arrived += ON_TIME
-        given = self.pile.micro_batches > 0 or self._away
+        given = self.piled > 0 or self._away
         if given and rank in start.due and not self._announced // DUE:
             arrived += DUE
         self._announced += arrived
@@ -427,7 +445,7 @@ class PartialAllReduce:
         if not self._rules.bounded or self._started > self._completed or self._settled:
             return 0
         content = self._world.size if self._away else int(self._awaits > self._started)
-        new = int(self.pile.samples) + content * _CONTENT - self._reported
+        new = int(self.piled_samples) + content * _CONTENT - self._reported
         self._reported += new
         return new
 
@@ -463,7 +481,7 @@ class PartialAllReduce:
             header = pile.flats.read_margin()
             with self._state:
                 self._log_round(number, pile, header, sum_square, began_s)
-                if self._small and not self.pile.micro_batches:
+                if self._small and not self.piled:
                     self.pile.zero()  # now, not in the round that may find it empty
                 self._announced = 0
                 start, arrival = self._arrival()
@@ -480,10 +498,8 @@ class PartialAllReduce:
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
-        pile = self.pile
-        self._given = pile, self._share_of(pile, self._started)
-        self.pile = self._spare.pop() if self._spare else self._new_pile()
-        self.pile.clear()
+        self._given = self.pile, self._share_of(self.pile, self._started)
+        self._pile = None
         self._started += 1
         self.gave_s = self._world.now()
         self._reported = 0
