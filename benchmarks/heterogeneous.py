@@ -63,10 +63,10 @@ from offbeat import testing
 from offbeat.lab import digits
 
 WORKERS = 4
-BATCH = 4
+BATCH = 1
 """Samples of a micro-batch."""
 CLIP_NORM = 1.0
-SMOOTHED = 3
+SMOOTHED = 5
 """Evaluations whose mean must reach the target."""
 WINDOW_ROUNDS = 10
 """Of DropCompute's automatic threshold: the runs are short."""
@@ -305,11 +305,11 @@ class Sizes:
 FULL = Sizes(
     clusters=("static", "dynamic", "both", "static, cheap"),
     train=12_000,
-    scored=500,
+    scored=800,
     target=0.60,
-    horizon_s=180.0,
-    every_s=2.0,
-    rates=(0.4, 0.2, 0.1),
+    horizon_s=200.0,
+    every_s=2.5,
+    rates=(0.4, 0.8),
     micro_batches=(8, 2),
     seeds=(1, 2, 3),
     paced_s=10.0,
@@ -375,7 +375,9 @@ def learn(
         optimizer = torch.optim.SGD(model.parameters(), lr=point.rate)
         mine = batches(x, y, rank, seed)
         algorithm = CONTESTANTS[name](point.micro_batches)
-        with offbeat.attach(model, optimizer, algorithm, clip_norm=CLIP_NORM) as dp:
+        with offbeat.attach(
+            model, optimizer, algorithm, clip_norm=CLIP_NORM, nonfinite="skip"
+        ) as dp:
             # All workers live in this process: that the target is reached, all know at once.
             while dp.seconds < until_s and not (stop_at_target and reached):
                 inputs, targets = next(mine)
