@@ -32,6 +32,10 @@ comes after it, and the program need not wait either: it may hand over, and go o
     worker 1   compute ──────────────┐ ready: round 7 starts; hands over, applies 6 ─────
                background                    └── all-reduce of 7 ──┘
 
+The last to come must know that it is, or it would begin another micro-batch before it hears that
+the round has started. So whoever sees that one arrival is missing tells all: the one that it is
+hands over with its arrival.
+
 A second activity, the messenger, then sends what the program has to say, so that it never waits
 for the control plane; and it arrives on the program's behalf when a deadline has passed.
 """
@@ -100,6 +104,9 @@ class PartialAllReduce:
         self._world = world
         self._name = name
         self._layout = layout
+        self._tells_the_last = rules.hold and not rules.bounded
+        self._kinds_of_keys = ["go", "arrived", *(["samples"] if rules.bounded else [])]
+        self._kinds_of_keys += ["one missing"] if self._tells_the_last else []
         self._small = sum(bucket.numel for bucket in layout.buckets) <= _SMALL
         self._channel = world.channel(self._place)
         for bucket in layout.buckets:  # make the groups now, not in the first round
@@ -135,6 +142,8 @@ class PartialAllReduce:
         self._start = self._first_start()
         self._announced = 0  # what this worker has added to the current round's counter
         self._reported = 0  # what it has added to the counter of samples
+        self._only_missing_in = -1  # the round of which everyone else is there
+        self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
         self._stirred = False  # the messenger has something to look at
         self._activities = [world.spawn(f"rounds of {name}", self._serve)]
         if rules.messenger:
@@ -174,6 +183,9 @@ class PartialAllReduce:
             waits = arrive and not late
             self._resumes_after = self._started + 1 if waits else self._started
             self._on_time_for = self._started if waits else -1
+            if waits and self._completes_quorum():
+                self._outbox.append((self._start, self._arrives()))
+                self._called = True
             start, arrival = self._arrival()
         self._announce(start, arrival)
         return "on time" if not late else "dropped" if drop_late else "late"
@@ -375,11 +387,23 @@ class PartialAllReduce:
         self._announced += arrived
         return arrived
 
+    def _completes_quorum(self) -> bool:
+        """Say whether the round starts with this worker's arrival; under lock, with `hold`.
+
+        Then it need not wait to be called, which it would notice one micro-batch later.
+        """
+        start, known = self._start, self._started == self._completed and not self._settled
+        missing = self._world.rank in start.candidates and not self._announced
+        last = start.needed == 1 or self._only_missing_in == start.round
+        return self._tells_the_last and known and missing and last and not start.due
+
     def _announce(self, start: Start, arrived: int) -> None:
         if not arrived:
             return
         if start.needed > 1 or start.due or arrived != ON_TIME or self._rules.bounded:
             total = self._world.control.add(self._key("arrived", start.round), arrived)
+            if self._tells_the_last and start.met(total + ON_TIME):
+                self._world.control.set(self._key("one missing", start.round), b"1")
             if not start.met(total) or start.met(total - arrived):
                 return
         if not start.least_samples or self._enough(start, self._sum("samples", start)):
@@ -390,6 +414,8 @@ class PartialAllReduce:
         return samples >= start.least_samples or content >= self._world.size
 
     def _go(self, start: Start) -> None:
+        if self._tells_the_last and start.needed > 1:
+            self._world.control.set(self._key("one missing", start.round), b"1")
         self._world.control.set(self._key("go", start.round), b"1")
 
     def _sum(self, what: str, start: Start) -> int:
@@ -433,9 +459,11 @@ class PartialAllReduce:
                     self._alarm, self._overdue = None, True
                     self._state.notify_all()
                 start, samples, arrival = self._start, self._to_report(), self._arrives()
+                outbox, self._outbox = [*self._outbox, (start, arrival)], []
             if samples:
                 self._report(start, samples)
-            self._announce(start, arrival)
+            for message in outbox:
+                self._announce(*message)
 
     def _to_report(self) -> int:
         """What to add to the counter of samples; under lock.
@@ -464,6 +492,10 @@ class PartialAllReduce:
     def _serve(self) -> None:
         while not self._ended:
             number = self._completed
+            if self._tells_the_last and self._start.needed > 1:
+                self._world.control.wait(self._key("one missing", number))
+                with self._state:
+                    self._only_missing_in = number
             self._world.control.wait(self._key("go", number))
             with self._state:
                 if self._rules.hold:
@@ -489,7 +521,7 @@ class PartialAllReduce:
             self._announce(start, arrival)
             if self._world.rank == number % self._world.size and number > 0:
                 # Everyone has passed the round before: its keys are of no more use.
-                for what in ("go", "arrived", *(["samples"] if self._rules.bounded else [])):
+                for what in self._kinds_of_keys:
                     self._world.control.delete(self._key(what, number - 1))
 
     def _may_give(self) -> bool:
