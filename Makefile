@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)  ## install, then race the algorithms on a virtual cluster with two slow workers
-	$(BIN)/offbeat race --cluster two-slow-of-eight --report report.html
+	$(BIN)/offbeat race --cluster two-slow-of-eight --rates 1,2 --report report.html
 
 test: check  ## install, then every check and every test
 	$(BIN)/python -m pytest

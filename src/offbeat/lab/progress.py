@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -23,13 +22,14 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
+
+    def tune(self, label: str, rate: float) -> None:
+        """A run begins that only tries a factor of the learning rate."""
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        """A contestant has its factor; `tried` says what came of each, or nothing."""
 
     def begin(self, label: str, seed: int) -> None:
         """A run begins."""
@@ -46,12 +46,13 @@ class _Contestant:
 
     def __init__(self) -> None:
         self.done = 0
+        self.rate = ""
         self.state = "waiting"
         self.by_rank: dict[int, Line] = {}
         self._began: tuple[float, float] | None = None
 
-    def begin(self) -> None:
-        self.state, self.by_rank, self._began = "running", {}, None
+    def begin(self, state: str = "running") -> None:
+        self.state, self.by_rank, self._began = state, {}, None
 
     def tell(self, line: Line) -> None:
         self.by_rank[line["rank"]] = line
@@ -101,8 +102,19 @@ class Lines(Progress):
         self._label = ""
         self._said = 0.0
 
+    def tune(self, label: str, rate: float) -> None:
+        self._begin(f"tuning {label}, lr ×{rate:g}")
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        if tried:
+            self._label = f"tuned {label}"
+            self._say(f"lr ×{rate:g} ({tried})")
+
     def begin(self, label: str, seed: int) -> None:
-        self._label, self._running = f"{label}, seed {seed}", _Contestant()
+        self._begin(f"{label}, seed {seed}")
+
+    def _begin(self, label: str) -> None:
+        self._label, self._running = label, _Contestant()
         self._running.begin()
         self._said = time.monotonic()
 
@@ -121,7 +133,8 @@ class Lines(Progress):
         self._say(outcome(figures, self._unit))
 
     def _say(self, words: str) -> None:
-        text = f"{self._done}/{self._runs} {self._label}: {words}"
+        done = "" if self._label.startswith("tun") else f"{self._done}/{self._runs} "
+        text = f"{done}{self._label}: {words}"
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -140,13 +153,18 @@ class Display(Progress):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def tune(self, label: str, rate: float) -> None:
+        self._running = self._all[label]
+        self._running.begin(f"tuning, lr ×{rate:g}")
+        self._live.refresh()
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        runner = self._all[label]
+        runner.begin("tuned" if tried else "waiting")
+        runner.rate = f"×{rate:g}"
 
     def begin(self, label: str, seed: int) -> None:
         self._running = self._all[label]
@@ -168,11 +186,12 @@ class Display(Progress):
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("algorithm", style="bold", no_wrap=True)
-        for name in ("seed", "loss", "accuracy", "utilisation", "rounds", "time"):
+        for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", "time"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for label, runner in self._all.items():
-            table.add_row(label, f"{runner.done}/{self._seeds}", *runner.cells(self._unit))
+            done = f"{runner.done}/{self._seeds}"
+            table.add_row(label, runner.rate, done, *runner.cells(self._unit))
         return table
 
 
