@@ -29,7 +29,7 @@ DEFAULT = (
     "msync:m=0.75",
     "abs:trigger=back_to_back",
     "nonblocking:micro_batches=2",
-    "dropcompute:micro_batches=2",
+    "dropcompute:micro_batches=2,window_rounds=10",
 )
 
 

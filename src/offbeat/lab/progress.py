@@ -45,7 +45,7 @@ class _Contestant:
     """What is known of one algorithm while it races."""
 
     def __init__(self) -> None:
-        self.done = 0
+        self.reached: list[str] = []
         self.rate = ""
         self.state = "waiting"
         self.by_rank: dict[int, Line] = {}
@@ -59,7 +59,7 @@ class _Contestant:
         if self._began is None:  # not with the run: to start processes takes a while
             self._began = time.monotonic(), line["share"]
 
-    def cells(self, unit: str) -> tuple[str, ...]:
+    def cells(self) -> tuple[str, ...]:
         leader = self.by_rank.get(0)
         if leader is None:
             return ("", "", "", "", "", self.state)
@@ -68,7 +68,7 @@ class _Contestant:
             "" if leader["accuracy"] is None else f"{leader['accuracy']:.1%}",
             f"{self.utilization:.0%}",
             f"{leader['rounds']}",
-            f"{leader['seconds']:.1f} {unit}",
+            f"{leader['seconds']:.1f}",
             self.state if self.state != "running" else self.left(),
         )
 
@@ -122,10 +122,10 @@ class Lines(Progress):
         self._running.tell(line)
         if time.monotonic() - self._said > _PLAIN_EVERY_S and 0 in self._running.by_rank:
             self._said = time.monotonic()
-            loss, accuracy, utilization, rounds, at, left = self._running.cells(self._unit)
+            loss, accuracy, utilization, rounds, at, left = self._running.cells()
             self._say(
                 f"loss {loss}{accuracy and f', accuracy {accuracy}'}, utilisation {utilization}, "
-                f"{rounds} rounds, at {at}, {left}"
+                f"{rounds} rounds, at {at} {self._unit}, {left}"
             )
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
@@ -179,19 +179,21 @@ class Display(Progress):
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
         runner = self._all[label]
-        runner.done += 1
-        runner.state = outcome(figures, self._unit)
+        at_s = figures["seconds_to_target"]
+        failed = figures["error"] is not None
+        runner.reached.append("failed" if failed else "never" if at_s is None else f"{at_s:.1f}")
+        runner.state = f"target at {', '.join(runner.reached)}"
         self._live.refresh()
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("algorithm", style="bold", no_wrap=True)
-        for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", "time"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("algorithm", style="bold", overflow="fold")  # it alone may be broken
+        for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", self._unit):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for label, runner in self._all.items():
-            done = f"{runner.done}/{self._seeds}"
-            table.add_row(label, runner.rate, done, *runner.cells(self._unit))
+            done = f"{len(runner.reached)}/{self._seeds}"
+            table.add_row(label, runner.rate, done, *runner.cells())
         return table
 
 

@@ -80,7 +80,8 @@ def _facts(runs: Runs) -> list[str]:
 def _table(runs: Runs) -> str:
     compared = rows(runs)
     known = [row.seconds_to_target for row in compared if row.seconds_to_target is not None]
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in headings(runs))
+    texts = (html.escape(text).replace("virtual s", "virtual&nbsp;s") for text in headings(runs))
+    head = "".join(f'<th scope="col">{text}</th>' for text in texts)
     body = ""
     for number, row in enumerate(compared):
         name, *values = (html.escape(text) for text in cells(row))

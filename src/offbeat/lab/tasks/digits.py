@@ -1,4 +1,4 @@
-"""Handwritten digits by a small multi-layer perceptron: real data that ships with offbeat."""
+"""Handwritten digits by a small convolutional net: real data that ships with offbeat."""
 
 from __future__ import annotations
 
