@@ -53,7 +53,8 @@ def main() -> None:
     task = replace(find("digits"), evaluate=lambda model: (1.0, 0.0))
     figures = {}
     for label in ("sync", "eager:quorum=majority", "eager:quorum=solo", "msync:m=0.75"):
-        made = Race.of([label], cluster="uniform-8", until=f"{rounds}rounds", seeds=1)
+        until = f"{rounds}rounds"
+        made = Race.of([label], cluster="uniform-8", until=until, seeds=1, rates="1")
         race = replace(made, task=task)
         ours, theirs = [], []
         for turn in range(turns):

@@ -503,6 +503,7 @@ def test_the_shipped_clusters_load_and_describe_themselves() -> None:
         "eager-hyperplane-8",
         "half-speed-4",
         "noisy-neighbours-16",
+        "text-8",
         "two-slow-of-eight",
         "ucf101-8",
         "uniform-8",

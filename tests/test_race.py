@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -22,10 +23,12 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
-from offbeat.lab import contestants, verdict
+from offbeat.errors import NonFiniteGradientError
+from offbeat.lab import contestants, tuning, verdict
 from offbeat.lab.goals import Target, Until
 from offbeat.lab.progress import Lines
 from offbeat.lab.race import Race, Result
+from offbeat.lab.train import Outcome, WorkerFailed
 from offbeat.records import Line, read
 
 SRC = Path(offbeat.__file__).parents[1]
@@ -34,14 +37,14 @@ CLUSTER = "two-slow-of-eight"
 
 def raced(*algorithms: str, **settings: Any) -> tuple[list[Result], list[Line]]:
     lines: list[Line] = []
-    settings = {"cluster": CLUSTER, "task": "quadratic", "seeds": 1, **settings}
+    settings = {"cluster": CLUSTER, "task": "quadratic", "seeds": 1, "rates": "1", **settings}
     standings = Race.of(algorithms, **settings).run(sink=lines.append)
     return standings.results, lines
 
 
 def command(*arguments: str | Path) -> CliResult:
-    words = ["race", "--task", "quadratic", "--seeds", "1", *map(str, arguments)]
-    return CliRunner().invoke(app, words)
+    words = ["race", "--task", "quadratic", "--seeds", "1", "--rates", "1"]
+    return CliRunner().invoke(app, [*words, *map(str, arguments)])
 
 
 # ---------------------------------------------------------------- who races
@@ -104,7 +107,7 @@ def test_settings_must_fit_the_cluster() -> None:
 
 def test_the_default_contestants_are_those_that_are_there() -> None:
     labels = [each.label for each in contestants.default("virtual")]
-    assert labels[:3] == ["sync", "eager:quorum=solo", "eager:quorum=majority"]
+    assert labels[:3] == ["sync", "eager", "eager:quorum=solo"]
     assert {label.partition(":")[0] for label in labels} <= set(contestants.algorithms())
     assert contestants.default("real")[0].label == "ddp"
 
@@ -209,6 +212,63 @@ def test_records_tell_each_run_from_its_begin_to_its_result() -> None:
     assert waited == pytest.approx(result.waited_s)
 
 
+# ---------------------------------------------------------------- fair rates
+
+
+def test_every_contestant_gets_the_best_of_the_same_rates() -> None:
+    (sync, eager), lines = raced("sync", "eager:quorum=solo", rates="1,4,16")
+    assert (sync.rate, eager.rate) == (4.0, 1.0)  # stale gradients need smaller steps
+    assert [line["rate"] for line in lines if line["kind"] == "run"] == [4.0, 1.0]
+    assert [sync, eager] == [*raced("sync", rates="4")[0], *raced("eager:quorum=solo")[0]]
+
+
+def test_a_trial_ends_when_another_rate_was_faster() -> None:
+    asked = []
+
+    def trial(rate: float, limit_s: float) -> list[Outcome]:
+        asked.append((rate, limit_s))
+        reached = {1.0: 8.0, 2.0: 5.0, 4.0: math.inf}[rate]
+        return [_seen((reached, 0.96)) if reached < math.inf else _seen((limit_s, 0.7))]
+
+    found = tuning.best_rate((1.0, 2.0, 4.0), Target("accuracy", 0.95), trial)
+    assert found == (2.0, "×1 8.0, ×2 5.0, ×4 slower")
+    assert asked == [(1.0, math.inf), (2.0, 8.0), (4.0, 5.0)]
+
+
+def test_a_rate_that_diverges_has_lost_and_the_nearest_wins_if_none_arrives() -> None:
+    def trial(rate: float, limit_s: float) -> list[Outcome]:
+        if rate == 4.0:
+            raise WorkerFailed("NaN") from NonFiniteGradientError("NaN")
+        return [_seen((30.0, 0.5 + rate / 10), loss=math.nan if rate == 3.0 else 1.0)]
+
+    found = tuning.best_rate((1.0, 2.0, 3.0, 4.0), Target("accuracy", 0.95), trial)
+    assert found == (2.0, "×1 not reached, ×2 not reached, ×3 not reached, ×4 diverged")
+
+
+def _seen(*accuracies: tuple[float, float], loss: float = 1.0) -> Outcome:
+    lines = [{"at_s": at_s, "accuracy": each, "loss": loss} for at_s, each in accuracies]
+    return Outcome(0, 1.0, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 0, True, lines)
+
+
+def test_ddp_is_tuned_as_sync_and_tuning_shows_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    race = Race.of(["sync", "ddp"], cluster=CLUSTER, task="quadratic", seeds=1, rates="0.5,1")
+    with Lines(Console(stderr=True, width=200), ["sync", "ddp"], 1, "virtual s") as show:
+        standings = race.run(show)
+    assert [result.rate for result in standings.results] == [1.0, 1.0]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in said[:2]] == [
+        "tuned sync: lr ×1",
+        "tuned ddp: lr ×1",
+    ]
+    assert said[2].startswith("1/2 sync, seed 0: ")
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1,2", "fast", "1,,2", "inf", "nan"])
+def test_rates_that_cannot_be_meant_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"rates must be factors such as 0\.5,1,2"):
+        Race.of(["sync"], cluster=CLUSTER, rates=text)
+
+
 # ---------------------------------------------------------------- the verdict
 
 
@@ -226,7 +286,7 @@ def _result(label: str, seed: int, seconds: float | None, **figures: Any) -> Res
         **figures,
     }
     return Result(
-        label, label, {}, "virtual", "c", "digits", seed, "accuracy=0.95", seconds, **figures
+        label, label, {}, "virtual", "c", "digits", seed, "accuracy=0.95", 1.0, seconds, **figures
     )
 
 
@@ -348,6 +408,21 @@ def test_a_worker_that_fails_is_named_and_the_others_race_on(
     assert all("a bad sample" in error for error in errors)
 
 
+def test_a_failed_run_is_shown_as_failed_in_the_table_and_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page, records = tmp_path / "report.html", tmp_path / "race.jsonl"
+    outputs = ("--report", page, "--records", records)
+    result = command("sync", "--task", "failing:task", "--until", "20rounds", *outputs)
+    assert re.search(r"^sync +×1 +failed", result.stdout, re.MULTILINE)
+    shown = CliRunner().invoke(app, ["report", str(records), "--no-html"]).stdout
+    words = "sync, seed 0, failed: RuntimeError: a bad sample in worker 7 at virtual time 0."
+    assert words in " ".join(shown.split())
+    assert "<b>sync, seed 0 failed</b> RuntimeError: a bad sample in worker 7" in page.read_text()
+
+
 def _failing_task(folder: Path) -> None:
     (folder / "failing.py").write_text(
         dedent(
@@ -389,7 +464,8 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    arguments = ("sync", "--task", "quadratic", "--records", tmp_path / "race.jsonl")
+    arguments = ("sync", "--task", "quadratic", "--rates", "1")
+    arguments += ("--records", tmp_path / "race.jsonl")
     process = _started(*arguments, preexec_fn=little_room)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -432,7 +508,8 @@ def _runs(process: int) -> bool:
 def test_ctrl_c_writes_what_was_measured(tmp_path: Path) -> None:
     figures, records = tmp_path / "race.json", tmp_path / "race.jsonl"
     outputs = ("--json", figures, "--records", records)
-    process = _started("sync", "eager", "--until", "30s", "--seeds", "100", *outputs)
+    arguments = ("--task", "quadratic", "--until", "100s", "--seeds", "100", "--rates", "1")
+    process = _started("sync", "eager", *arguments, *outputs)
     _, errors = _interrupted(process)
     assert process.returncode == 130
     assert "Traceback" not in errors
@@ -494,7 +571,8 @@ def test_a_real_worker_that_fails_is_named(
 def test_ctrl_c_ends_real_workers_within_a_second(pair: Path, tmp_path: Path) -> None:
     figures = tmp_path / "race.json"
     arguments = ("--cluster", pair, "--world", "real", "--json", figures, "--seeds", "100")
-    process = _started("sync", "eager", "--task", "quadratic", "--until", "2s", *arguments)
+    arguments += ("--task", "quadratic", "--until", "2s", "--rates", "1")
+    process = _started("sync", "eager", *arguments)
     took, errors = _interrupted(process)
     assert process.returncode == 130
     assert 0.0 < took < 1.0

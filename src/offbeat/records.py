@@ -3,7 +3,8 @@
 Reports, traces and scalars are made from these lines alone. Times are seconds since the world
 began; virtual ones are virtual. Every line has a `kind`:
 
-    run         what was run: algorithm, cluster, seed, ...; the lines after it belong to it
+    run         what was run: algorithm, cluster, seed, rate (the factor of the task's learning
+                rate), ...; the lines after it belong to it
     compute     rank, from_s, to_s, samples, arrival: "on time", "late" or "dropped"
     wait        rank, from_s, to_s, round: the round that ended it, or null
     round       rank, round, from_s, to_s: its all-reduce, as this worker took part in it;
@@ -11,7 +12,7 @@ began; virtual ones are virtual. Every line has a `kind`:
                 staleness_rounds: the oldest gradient's; mean_staleness_rounds
     evaluation  at_s, round, samples: those applied until then; loss, accuracy or null
     end         rank, at_s, steps, compute_s, wait_s, samples and dropped_samples of one worker
-    result      what a race says of the run: its figures
+    result      what a race says of the run: its figures; error: the traceback, if a worker failed
     verdict     text: what a race concludes from all its runs
 
 A *sink* is a function that takes such a line as a dictionary. `offbeat.run(..., records=sink)`
@@ -28,6 +29,7 @@ from typing import Any
 
 Line = dict[str, Any]
 Sink = Callable[[Line], None]
+_MOMENTS = ("from_s", "to_s", "at_s")
 
 
 class RecordsFile:
@@ -36,9 +38,29 @@ class RecordsFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._began_s = 0.0
+        self._first_round = 0
+        self._next_round = 0
 
     def __call__(self, line: Line) -> None:
+        if self._began_s or self._first_round:
+            line = {**line, **self._continued(line)}
+        if line["kind"] == "round":
+            self._next_round = max(self._next_round, line["round"] + 1)
         self._file.write(json.dumps(line) + "\n")
+
+    def go_on(self, began_s: float) -> None:
+        """The lines from now on are of a later world of this process, which began then.
+
+        Its seconds and rounds are counted on, so that nothing in the file overlaps.
+        """
+        self._began_s, self._first_round = began_s, self._next_round
+
+    def _continued(self, line: Line) -> Line:
+        times = {key: line[key] + self._began_s for key in _MOMENTS if key in line}
+        if line.get("round") is not None:
+            times["round"] = line["round"] + self._first_round
+        return times
 
     def close(self) -> None:
         self._file.close()

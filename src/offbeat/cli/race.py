@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import shlex
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
 import offbeat
+from offbeat import report as reports
 from offbeat.errors import OffbeatError
 from offbeat.lab import progress, verdict
 from offbeat.lab.contestants import algorithms as known_algorithms
-from offbeat.lab.outputs import Json, Output, OutputError, Records
 from offbeat.lab.race import Race, Standings
 from offbeat.lab.tasks import TASKS
+from offbeat.records import Line
+from offbeat.report.files import WholeFile
 
 _WIDE = 150  # of a table that nobody's terminal has to hold
 FAILED, WRONG, NOT_REACHED, INTERRUPTED = 1, 2, 3, 130
@@ -69,8 +71,15 @@ def race(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="How many; 3 in virtual time, else 1.", show_default=False),
+        typer.Option(min=1, help="How many; 2 in virtual time, else 1.", show_default=False),
     ] = None,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="Factors of the task's learning rate; each algorithm races with the best of them, "
+            "found in virtual time by a seed that does not race. 1: no tuning."
+        ),
+    ] = "1,2,4",
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Resize the cluster to so many workers.", show_default=False),
@@ -103,12 +112,13 @@ def race(
             until=until,
             target=target,
             seeds=seeds,
+            rates=rates,
             workers=workers,
             command=command,
         )
         outputs.open(json, report, records)
         status = _run(chosen, outputs, command)
-    except (OffbeatError, OutputError, ValueError) as error:
+    except (OffbeatError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(WRONG) from None
     finally:
@@ -116,28 +126,34 @@ def race(
     raise typer.Exit(status)
 
 
+class _Records(WholeFile):
+    """A sink of records."""
+
+    def __call__(self, line: Line) -> None:
+        self.write(dumps(line) + "\n")
+
+
 class _Outputs:
     """The files that were asked for; all can be written, or none is begun."""
 
     def __init__(self) -> None:
-        self.all: list[Output] = []
-        self.json: Json | None = None
-        self.report: Output | None = None
-        self.records: Records | None = None
+        self.all: list[WholeFile] = []
+        self.json: WholeFile | None = None
+        self.report: WholeFile | None = None
+        self.records: _Records | None = None
         self.keeps_records = False
 
     def open(self, json: Path | None, report: Path | None, records: Path | None) -> None:
         if json is not None:
-            self.json = Json(json)
+            self.json = WholeFile(json)
             self.all.append(self.json)
         if report is not None:
-            _reports()
-            self.report = Output(report)
+            self.report = WholeFile(report)
             self.all.append(self.report)
         self.keeps_records = records is not None
-        if records is not None or report is not None:
-            # A report is made from records: those that nobody asked for lie beside it meanwhile.
-            self.records = Records(records or report.with_suffix(".jsonl"))  # type: ignore[union-attr]
+        # A report is made from records: those that nobody asked for lie beside it meanwhile.
+        if (path := records or report) is not None:
+            self.records = _Records(path)
             self.all.append(self.records)
 
     def discard(self) -> None:
@@ -152,7 +168,7 @@ def _run(chosen: Race, outputs: _Outputs, command: str) -> int:
     with progress.watching(labels, chosen.seeds, chosen.unit) as show:
         standings = chosen.run(show, outputs.records)
     text = verdict.sentence(chosen, standings.results)
-    _show(chosen, standings, text)
+    _show(standings, text)
     _write(outputs, standings, text, command)
     if standings.interrupted:
         return INTERRUPTED
@@ -163,7 +179,7 @@ def _run(chosen: Race, outputs: _Outputs, command: str) -> int:
     return NOT_REACHED if missed else 0
 
 
-def _show(chosen: Race, standings: Standings, text: str) -> None:
+def _show(standings: Standings, text: str) -> None:
     for result in standings.results:
         if result.error is not None:
             typer.echo(f"\n{result.label}, seed {result.seed}, failed:\n{result.error}", err=True)
@@ -175,41 +191,32 @@ def _show(chosen: Race, standings: Standings, text: str) -> None:
     if standings.stopped:
         typer.echo(f"{standings.stopped}: this is what was measured until then.", err=True)
     if standings.results:
-        out.print("", verdict.table(chosen, standings.results), sep="\n")
+        out.print("", reports.table(reports.measured(standings.lines)), sep="\n")
     out.print(f"\n{text}")
 
 
 def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> None:
     if outputs.json is not None:
-        outputs.json.write(
-            {
-                "command": command,
-                "versions": {
-                    "offbeat": offbeat.__version__,
-                    "torch": torch.__version__,
-                    "python": platform.python_version(),
-                },
-                "interrupted": standings.interrupted,
-                "runs": [asdict(result) for result in standings.results],
-                "verdict": text,
-            }
-        )
+        content = {
+            "command": command,
+            "versions": {
+                "offbeat": offbeat.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "interrupted": standings.interrupted,
+            "runs": [asdict(result) for result in standings.results],
+            "verdict": text,
+        }
+        outputs.json.write(dumps(content, indent=2) + "\n")
+        outputs.json.keep()
     if outputs.records is None or standings.stopped:
         return
     outputs.records({"kind": "verdict", "text": text})
     outputs.records.flush()
     if outputs.report is not None and standings.results:
-        pages = _reports()
-        pages.html.write(pages.load([outputs.records.temporary]), outputs.report.temporary)
+        outputs.report.write(reports.html.page(reports.load([outputs.records.part])))
         outputs.report.keep()
+        typer.echo(f"\nreport: {outputs.report.path}")
     if outputs.keeps_records:
         outputs.records.keep()
-
-
-def _reports() -> Any:
-    """The reports, which take a moment to import."""
-    try:
-        importlib.import_module("offbeat.report.html")
-    except ModuleNotFoundError:
-        raise ValueError("--report: this version of offbeat has no reports yet") from None
-    return importlib.import_module("offbeat.report")

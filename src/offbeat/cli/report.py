@@ -41,7 +41,10 @@ def report(
             reports.scalars.write(runs, tensorboard)
     except ReportError as error:
         raise _refuse(error) from None
-    Console(highlight=False).print(reports.table(runs))
+    out = Console(highlight=False, markup=False)
+    out.print(reports.table(runs))
+    for failure in reports.failures(runs):
+        out.print(f"\n{failure}")
     if html or tensorboard:
         typer.echo()
     if html:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from offbeat.clusters.model import Cluster
@@ -25,24 +21,6 @@ def to_toml(cluster: Cluster, comments: Sequence[str] = ()) -> str:
     lines = [f"# {comment}".rstrip() for comment in comments]
     lines += ([""] if lines else []) + list(_table("", data))
     return "\n".join(lines) + "\n"
-
-
-def write(cluster: Cluster, path: Path, comments: Sequence[str] = ()) -> None:
-    """Write a cluster file, whole or not at all: beside it first, then renamed."""
-    text = to_toml(cluster, comments)
-    Cluster.parse(text, str(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)  # mkstemp lets nobody else read it
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
 
 
 def _table(path: str, data: dict[str, Any]) -> Iterator[str]:

@@ -23,12 +23,13 @@ from offbeat.algorithms import SyncSGD
 DDP = "ddp"
 DEFAULT = (
     "sync",
+    "eager",
     "eager:quorum=solo",
     "eager:quorum=majority",
     "msync:m=0.75",
-    "abs",
-    "nonblocking",
-    "dropcompute",
+    "abs:trigger=back_to_back",
+    "nonblocking:micro_batches=2",
+    "dropcompute:micro_batches=2,window_rounds=10",
 )
 
 
@@ -40,6 +41,8 @@ class Contestant:
     algorithm: Algorithm
     settings: dict[str, Any] = field(default_factory=dict)
     """What was given; the rest is as the algorithm has it."""
+    rate: float = 1.0
+    """The factor of the task's own learning rate that it races with."""
 
     @property
     def is_ddp(self) -> bool:
@@ -58,10 +61,8 @@ def algorithms() -> dict[str, type[Algorithm]]:
 
 
 def default(world: Literal["virtual", "real"]) -> list[Contestant]:
-    """Return those that race where nobody is named: all that are there."""
-    known = algorithms()
-    chosen = [spec for spec in DEFAULT if spec.partition(":")[0] in known]
-    return [parse(spec) for spec in ([DDP, *chosen] if world == "real" else chosen)]
+    """Return those that race where nobody is named."""
+    return [parse(spec) for spec in ([DDP, *DEFAULT] if world == "real" else DEFAULT)]
 
 
 def parse(spec: str) -> Contestant:

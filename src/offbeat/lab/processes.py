@@ -26,7 +26,7 @@ from offbeat.clusters import Cluster
 from offbeat.errors import WorkerLostError
 from offbeat.lab import tasks
 from offbeat.lab.contestants import Contestant
-from offbeat.lab.train import Outcome, Plan, Shared, Tell, train
+from offbeat.lab.train import Outcome, Plan, Shared, Tell, WorkerFailed, train
 
 _VERDICT_S = 5.0
 """How long to wait, once a worker has failed, for the one that failed first to say why."""
@@ -43,10 +43,6 @@ class Job:
     cluster: Cluster
     records: Path
     """The folder into which each worker writes its records."""
-
-
-class WorkerFailed(Exception):  # noqa: N818 - it happened to a worker
-    """A worker has raised or died; the text is its traceback, with its rank and the time."""
 
 
 @dataclass(frozen=True)

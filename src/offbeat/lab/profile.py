@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,10 +34,11 @@ from offbeat import records
 from offbeat.algorithms import SyncSGD
 from offbeat.attach import attach
 from offbeat.clusters import Cluster
-from offbeat.clusters.write import write
-from offbeat.errors import ClusterError
+from offbeat.clusters.write import to_toml
+from offbeat.errors import ClusterError, ReportError
 from offbeat.lab.fit import Fitted, fit_compute, fit_network
 from offbeat.lab.stand_ins import process_group_kept
+from offbeat.report.files import WholeFile
 from offbeat.worlds import World, enter_world, leave_world
 
 WARM_UP = 2
@@ -105,7 +107,8 @@ def profile(
     ProfileError on every worker if nothing can be written; then there is no file.
     """
     if offbeat.rank() == 0:
-        _check_target(target)
+        with _writable():
+            WholeFile(target).discard()
     with process_group_kept():
         mine = _stand_in(steps) if script is None else _run(script, arguments)
         world = enter_world()
@@ -121,17 +124,12 @@ def profile(
     return found
 
 
-def _check_target(target: Path) -> None:
-    folder = target.parent
-    if target.is_dir():
-        raise ProfileError(f"{target} is a folder: give the name of the cluster file to write")
-    if not folder.is_dir():
-        raise ProfileError(f"{target} cannot be written: there is no folder {folder}")
+@contextmanager
+def _writable() -> Iterator[None]:
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ProfileError(f"{target} cannot be written: {error.strerror}") from None
+        yield
+    except ReportError as error:
+        raise ProfileError(str(error)) from None
 
 
 # --- micro-batches -------------------------------------------------------------------------
@@ -218,10 +216,10 @@ def _measured(world: World, mine: Measured, target: Path, script: Path | None) -
         data["network"] = {key: _short(value) for key, value in network.items()}
     counts = [len(measured["seconds"]) for measured in everyone]
     found = Profile(Cluster.model_validate(data), fitted, counts)
-    try:
-        write(found.cluster, target, _comments(found, script))
-    except OSError as error:
-        raise ProfileError(f"{target} cannot be written: {error.strerror}") from None
+    text = to_toml(found.cluster, _comments(found, script))
+    Cluster.parse(text, str(target))
+    with _writable(), WholeFile(target) as file:
+        file.write(text)
     return found
 
 

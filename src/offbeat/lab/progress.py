@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -23,13 +22,14 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
+
+    def tune(self, label: str, rate: float) -> None:
+        """A run begins that only tries a factor of the learning rate."""
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        """A contestant has its factor; `tried` says what came of each, or nothing."""
 
     def begin(self, label: str, seed: int) -> None:
         """A run begins."""
@@ -45,20 +45,21 @@ class _Contestant:
     """What is known of one algorithm while it races."""
 
     def __init__(self) -> None:
-        self.done = 0
+        self.reached: list[str] = []
+        self.rate = ""
         self.state = "waiting"
         self.by_rank: dict[int, Line] = {}
         self._began: tuple[float, float] | None = None
 
-    def begin(self) -> None:
-        self.state, self.by_rank, self._began = "running", {}, None
+    def begin(self, state: str = "running") -> None:
+        self.state, self.by_rank, self._began = state, {}, None
 
     def tell(self, line: Line) -> None:
         self.by_rank[line["rank"]] = line
         if self._began is None:  # not with the run: to start processes takes a while
             self._began = time.monotonic(), line["share"]
 
-    def cells(self, unit: str) -> tuple[str, ...]:
+    def cells(self) -> tuple[str, ...]:
         leader = self.by_rank.get(0)
         if leader is None:
             return ("", "", "", "", "", self.state)
@@ -67,7 +68,7 @@ class _Contestant:
             "" if leader["accuracy"] is None else f"{leader['accuracy']:.1%}",
             f"{self.utilization:.0%}",
             f"{leader['rounds']}",
-            f"{leader['seconds']:.1f} {unit}",
+            f"{leader['seconds']:.1f}",
             self.state if self.state != "running" else self.left(),
         )
 
@@ -101,8 +102,19 @@ class Lines(Progress):
         self._label = ""
         self._said = 0.0
 
+    def tune(self, label: str, rate: float) -> None:
+        self._begin(f"tuning {label}, lr ×{rate:g}")
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        if tried:
+            self._label = f"tuned {label}"
+            self._say(f"lr ×{rate:g} ({tried})")
+
     def begin(self, label: str, seed: int) -> None:
-        self._label, self._running = f"{label}, seed {seed}", _Contestant()
+        self._begin(f"{label}, seed {seed}")
+
+    def _begin(self, label: str) -> None:
+        self._label, self._running = label, _Contestant()
         self._running.begin()
         self._said = time.monotonic()
 
@@ -110,10 +122,10 @@ class Lines(Progress):
         self._running.tell(line)
         if time.monotonic() - self._said > _PLAIN_EVERY_S and 0 in self._running.by_rank:
             self._said = time.monotonic()
-            loss, accuracy, utilization, rounds, at, left = self._running.cells(self._unit)
+            loss, accuracy, utilization, rounds, at, left = self._running.cells()
             self._say(
                 f"loss {loss}{accuracy and f', accuracy {accuracy}'}, utilisation {utilization}, "
-                f"{rounds} rounds, at {at}, {left}"
+                f"{rounds} rounds, at {at} {self._unit}, {left}"
             )
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
@@ -121,7 +133,8 @@ class Lines(Progress):
         self._say(outcome(figures, self._unit))
 
     def _say(self, words: str) -> None:
-        text = f"{self._done}/{self._runs} {self._label}: {words}"
+        done = "" if self._label.startswith("tun") else f"{self._done}/{self._runs} "
+        text = f"{done}{self._label}: {words}"
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -140,13 +153,18 @@ class Display(Progress):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def tune(self, label: str, rate: float) -> None:
+        self._running = self._all[label]
+        self._running.begin(f"tuning, lr ×{rate:g}")
+        self._live.refresh()
+
+    def tuned(self, label: str, rate: float, tried: str) -> None:
+        runner = self._all[label]
+        runner.begin("tuned" if tried else "waiting")
+        runner.rate = f"×{rate:g}"
 
     def begin(self, label: str, seed: int) -> None:
         self._running = self._all[label]
@@ -161,18 +179,21 @@ class Display(Progress):
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
         runner = self._all[label]
-        runner.done += 1
-        runner.state = outcome(figures, self._unit)
+        at_s = figures["seconds_to_target"]
+        failed = figures["error"] is not None
+        runner.reached.append("failed" if failed else "never" if at_s is None else f"{at_s:.1f}")
+        runner.state = f"target at {', '.join(runner.reached)}"
         self._live.refresh()
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("algorithm", style="bold", no_wrap=True)
-        for name in ("seed", "loss", "accuracy", "utilisation", "rounds", "time"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("algorithm", style="bold", overflow="fold")  # it alone may be broken
+        for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", self._unit):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for label, runner in self._all.items():
-            table.add_row(label, f"{runner.done}/{self._seeds}", *runner.cells(self._unit))
+            done = f"{len(runner.reached)}/{self._seeds}"
+            table.add_row(label, runner.rate, done, *runner.cells())
         return table
 
 

@@ -17,7 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -29,20 +29,20 @@ import offbeat
 from offbeat import records
 from offbeat.clusters import Cluster
 from offbeat.clusters import named as named_clusters
-from offbeat.lab import contestants, tasks
+from offbeat.errors import ReportError
+from offbeat.lab import contestants, tasks, tuning
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.goals import Target, Until
-from offbeat.lab.outputs import OutputError
-from offbeat.lab.processes import Job, Pool, WorkerFailed
+from offbeat.lab.processes import Job, Pool
 from offbeat.lab.progress import Progress
 from offbeat.lab.tasks import Task
-from offbeat.lab.train import Outcome, Plan, Shared, train
+from offbeat.lab.train import Outcome, Plan, Shared, WorkerFailed, train
 from offbeat.records import Line, Sink
 
 WorldName = Literal["virtual", "real"]
 _SNAPSHOTS = {"virtual": 250, "real": 64}
 _LOOK_AHEAD_STEPS = 32
-_SEEDS = {"virtual": 3, "real": 1}
+_SEEDS = {"virtual": 2, "real": 1}
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Result:
     task: str
     seed: int
     target: str
+    rate: float
+    """The factor of the task's learning rate."""
     seconds_to_target: float | None = None
     seconds: float | None = None
     """Until the last worker had ended."""
@@ -82,6 +84,8 @@ class Standings:
     """What a race has measured, be it to its end or to Ctrl-C."""
 
     results: list[Result] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """What records say of each run at its begin and at its end, for the table."""
     interrupted: bool = False
     stopped: str | None = None
     """Why the records cannot be written any more: the race ends there."""
@@ -99,6 +103,7 @@ class Race:
     world: WorldName
     plan: Plan
     seeds: int
+    rates: tuple[float, ...]
     command: str = ""
 
     @classmethod
@@ -112,6 +117,7 @@ class Race:
         until: str = "target",
         target: str | None = None,
         seeds: int | None = None,
+        rates: str = "1,2,4",
         workers: int | None = None,
         command: str = "",
     ) -> Race:
@@ -121,8 +127,9 @@ class Race:
         chosen = [contestants.parse(spec) for spec in algorithms] or contestants.default(world)
         sized = loaded if workers is None else loaded.resized(workers)
         contestants.check(chosen, sized.workers)
-        if (count := _SEEDS[world] if seeds is None else seeds) < 1:
-            raise ValueError(f"seeds must be at least 1, got {count}")
+        count = _SEEDS[world] if seeds is None else seeds
+        if not 1 <= count <= tuning.SEED:
+            raise ValueError(f"seeds must be between 1 and {tuning.SEED}, got {count}")
         ending, goal = Until.parse(until), found.target if target is None else Target.parse(target)
         snapshots = _SNAPSHOTS[world]
         if ending.kind == "target":
@@ -135,8 +142,9 @@ class Race:
             found,
             task,
             world,
-            Plan(ending, goal, snapshots),
+            Plan(ending, goal, snapshots, stops=ending.kind == "target"),
             count,
+            tuning.parse_rates(rates),
             command,
         )
 
@@ -170,16 +178,45 @@ class Race:
         standings = Standings()
         field_of_runners = _Virtual() if self.world == "virtual" else _Real(self.cluster.workers)
         try:
+            tuned = self._tuned(show)
             with field_of_runners as runner:
                 for seed in range(self.seeds):
-                    for contestant in self.contestants:
+                    for contestant in tuned:
                         result = self._one(runner, contestant, seed, show, sink)
                         standings.results.append(result)
+                        standings.lines += self._begin(contestant, seed), _end(result)
         except KeyboardInterrupt:
             standings.interrupted = True
-        except OutputError as error:
+        except ReportError as error:
             standings.stopped = str(error)
         return standings
+
+    def _tuned(self, show: Progress) -> list[Contestant]:
+        """Give every contestant its learning rate, found in virtual time in either world."""
+        known: dict[str, tuple[float, str]] = {}
+        tuned = []
+        with _Virtual() as runner:
+            for contestant in self.contestants:
+                same = repr(contestant.algorithm)  # ddp and sync
+                if same not in known:
+                    trial = partial(self._trial, runner, show, contestant)
+                    known[same] = tuning.best_rate(self.rates, self.plan.target, trial)
+                rate, words = known[same]
+                show.tuned(contestant.label, rate, words)
+                tuned.append(replace(contestant, rate=rate))
+        return tuned
+
+    def _trial(
+        self,
+        runner: _Virtual,
+        show: Progress,
+        contestant: Contestant,
+        rate: float,
+        limit_s: float,
+    ) -> list[Outcome]:
+        show.tune(contestant.label, rate)
+        race = replace(self, plan=replace(self.plan, stops=True, limit_s=limit_s))
+        return runner.outcomes(race, replace(contestant, rate=rate), tuning.SEED, show, None)
 
     def _one(
         self,
@@ -189,9 +226,8 @@ class Race:
         show: Progress,
         sink: Sink | None,
     ) -> Result:
-        about = self._about(contestant, seed)
         if sink is not None:
-            sink({"kind": "run", **about})
+            sink(self._begin(contestant, seed))
         show.begin(contestant.label, seed)
         try:
             outcomes = runner.outcomes(self, contestant, seed, show, sink)
@@ -200,13 +236,14 @@ class Race:
         else:
             result = self._result(contestant, seed, **_figures(outcomes, self.plan.target))
         if sink is not None:
-            sink({"kind": "result", **asdict(result)})
+            sink(_end(result))
         show.end(result.label, asdict(result))
         return result
 
-    def _about(self, contestant: Contestant, seed: int) -> Line:
+    def _begin(self, contestant: Contestant, seed: int) -> Line:
         is_torchs = contestant.is_ddp and self.world == "real"
         return {
+            "kind": "run",
             "label": contestant.label,
             "algorithm": "DistributedDataParallel" if is_torchs else repr(contestant.algorithm),
             "settings": contestant.settings,
@@ -219,6 +256,7 @@ class Race:
             "command": self.command,
             "offbeat": offbeat.__version__,
             "target": str(self.plan.target),
+            "rate": contestant.rate,
         }
 
     def _result(self, contestant: Contestant, seed: int, **figures: Any) -> Result:
@@ -231,19 +269,22 @@ class Race:
             self.task.name,
             seed,
             str(self.plan.target),
+            contestant.rate,
             **figures,
         )
+
+
+def _end(result: Result) -> Line:
+    return {"kind": "result", **asdict(result)}
 
 
 def _figures(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
     first = outcomes[0]
     spent_s = sum(each.compute_s + each.wait_s for each in outcomes)
-    reached = (
-        line["at_s"] for line in first.evaluations if target.reached(line["loss"], line["accuracy"])
-    )
+    reached_s, _ = tuning.judged(first, target)
     last = first.evaluations[-1]
     return {
-        "seconds_to_target": next(reached, None),
+        "seconds_to_target": reached_s if math.isfinite(reached_s) else None,
         "seconds": max(each.seconds for each in outcomes),
         "final_accuracy": last["accuracy"],
         "final_loss": last["loss"] if math.isfinite(last["loss"]) else None,
@@ -277,10 +318,10 @@ class _Virtual:
         own = race.task.draws
         try:
             done = offbeat.run(work, race.cluster, seed=seed, own_random_state=own, records=sink)
-        except OutputError:
+        except ReportError:
             raise
         except Exception as error:
-            raise WorkerFailed("".join(traceback.format_exception(error)).rstrip()) from None
+            raise WorkerFailed("".join(traceback.format_exception(error)).rstrip()) from error
         outcomes = [outcome for outcome in done.results if outcome is not None]
         if not outcomes or outcomes[0].rank != 0:
             raise WorkerFailed("worker 0 crashed, as the cluster file says: nobody evaluated")

@@ -8,6 +8,7 @@ copies the parameters, and evaluates when the run is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,10 @@ class Plan:
     target: Target
     snapshots: int
     """How many to take, evenly over the run."""
+    stops: bool
+    """Whether a virtual run ends when it has reached the target."""
+    limit_s: float = math.inf
+    """It ends then in any case."""
 
 
 @dataclass
@@ -94,6 +99,10 @@ class Outcome:
     """Of worker 0."""
 
 
+class WorkerFailed(Exception):  # noqa: N818 - it happened to a worker
+    """A worker has raised or died; the text is its traceback, with its rank and the time."""
+
+
 Tell = Callable[[Line], None]
 """Takes a line of progress: rank, seconds, rounds, share, compute_s, wait_s, loss, accuracy."""
 
@@ -111,6 +120,8 @@ def train(
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer(model)
+    for group in optimizer.param_groups:
+        group["lr"] *= contestant.rate
     batches = task.batches(offbeat.rank(), offbeat.world_size(), seed)
     world = enter_world(pace, seed)
     with _watched(world) as watch:
@@ -274,7 +285,7 @@ class _Run:
 
     def goes_on(self, seconds: float, rounds: int) -> bool:
         """Say whether there is another micro-batch to compute."""
-        if self._shared.over:
+        if self._shared.over or seconds >= self._plan.limit_s:
             return False
         return self._plan.until.share(seconds, rounds, self._watch.samples) < 1.0
 
@@ -309,7 +320,7 @@ class _Run:
             self._snapshots.append(_Snapshot(seconds, rounds, self._watch.samples, copied))
             return
         loss, accuracy = self._evaluate(seconds, rounds, self._watch.samples)
-        if self._plan.until.kind == "target" and self._plan.target.reached(loss, accuracy):
+        if self._plan.stops and self._plan.target.reached(loss, accuracy):
             self._shared.over = True
 
     def _evaluate(self, seconds: float, rounds: int, samples: float) -> tuple[float, float | None]:

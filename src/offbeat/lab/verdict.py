@@ -1,13 +1,11 @@
-"""What a race says in the end: a table, and the sentence that a user needs."""
+"""What a race says in the end: the sentence that a user needs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median_high
-
-from rich.table import Table
+from statistics import fmean, median
 
 from offbeat.lab.race import Race, Result
 
@@ -33,15 +31,7 @@ class Standing:
 
     @property
     def median_s(self) -> float:
-        return median_high(self.times.values())
-
-    @property
-    def reached(self) -> int:
-        return sum(math.isfinite(each) for each in self.times.values())
-
-    @property
-    def measured(self) -> list[Result]:
-        return [run for run in self.runs if run.error is None]
+        return median(self.times.values())
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over the seeds that have it."""
@@ -76,29 +66,6 @@ def standings(results: Sequence[Result]) -> list[Standing]:
     """Gather the runs of each contestant, in the order of their first runs."""
     labels = list(dict.fromkeys(result.label for result in results))
     return [Standing(name, [run for run in results if run.label == name]) for name in labels]
-
-
-def table(race: Race, results: Sequence[Result]) -> Table:
-    """Return the comparison, for a terminal."""
-    found = standings(results)
-    base = _baseline(found)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("algorithm", style="bold", no_wrap=True)
-    for heading in (
-        f"{race.unit} to {race.plan.target}",
-        "speed-up",
-        "utilisation",
-        f"waited, {race.unit}",
-        "dropped",
-        "staleness",
-        "final accuracy"
-        if any(run.final_accuracy is not None for run in results)
-        else "final loss",
-    ):
-        shown.add_column(heading, justify="right")
-    for each in found:
-        shown.add_row(each.label, *_cells(each, base))
-    return shown
 
 
 def sentence(race: Race, results: Sequence[Result]) -> str:
@@ -168,7 +135,7 @@ def _times(best: Standing, base: Standing) -> str:
     ratios = sorted(best.speed_ups(base))
     if not ratios:
         return "which synchronous SGD does not"
-    text = f"{median_high(ratios):.2f} times as fast as synchronous SGD"
+    text = f"{median(ratios):.2f} times as fast as synchronous SGD"
     return f"{text} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else text
 
 
@@ -214,41 +181,3 @@ def _alike(one: Standing, other: Standing) -> bool:
 def _baseline(found: list[Standing]) -> Standing | None:
     by_label = {each.label: each for each in found}
     return next((by_label[label] for label in _BASELINES if label in by_label), None)
-
-
-def _cells(each: Standing, base: Standing | None) -> list[str]:
-    if not each.measured:
-        return ["failed", *[""] * 6]
-    ratios = [] if base is None else sorted(each.speed_ups(base))
-    return [
-        _to_target(each),
-        f"{median_high(ratios):.2f}×{_range(ratios, '.2f')}" if ratios else "–",
-        f"{each.mean('utilization') or 0.0:.0%}",
-        f"{each.mean('waited_s') or 0.0:,.1f}",
-        f"{each.dropped:.0%}",
-        f"{each.mean('mean_staleness_rounds') or 0.0:.1f}, at most {each.most_stale}",
-        _score(each),
-    ]
-
-
-def _to_target(each: Standing) -> str:
-    times = sorted(time_s for time_s in each.times.values() if math.isfinite(time_s))
-    failed = len(each.runs) - len(each.measured)
-    notes = f", {failed} failed" if failed else ""
-    if not times:
-        return f"not reached{notes}"
-    if each.reached < len(each.runs):
-        return f"{times[len(times) // 2]:.1f} (only {each.reached} of {len(each.runs)}{notes})"
-    return f"{each.median_s:.1f}{_range(times, '.1f')}"
-
-
-def _score(each: Standing) -> str:
-    accuracies = sorted(100 * a for run in each.runs if (a := run.final_accuracy) is not None)
-    if accuracies:
-        return f"{fmean(accuracies):.1f} %{_range(accuracies, '.1f')}"
-    losses = sorted(value for run in each.runs if (value := run.final_loss) is not None)
-    return f"{fmean(losses):.3g}{_range(losses, '.3g')}" if losses else "–"
-
-
-def _range(ordered: list[float], form: str) -> str:
-    return f" ({ordered[0]:{form}}–{ordered[-1]:{form}})" if len(ordered) > 1 else ""

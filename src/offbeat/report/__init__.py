@@ -2,6 +2,7 @@
 
     runs = report.load(["race.jsonl"])      files, or folders that real workers wrote into
     report.table(runs)                      a table for the terminal
+    report.failures(runs)                   who failed, and why
     report.rows(runs)                       the same as numbers
     report.html.write(runs, "report.html")
     report.trace.write(runs, "trace.json")
@@ -11,7 +12,19 @@ What cannot be read or written is a ReportError.
 """
 
 from offbeat.report import html, scalars, trace
-from offbeat.report.runs import Run, Runs, load
-from offbeat.report.summary import Row, rows, table
+from offbeat.report.runs import Run, Runs, load, measured
+from offbeat.report.summary import Row, failures, rows, table
 
-__all__ = ["Row", "Run", "Runs", "html", "load", "rows", "scalars", "table", "trace"]
+__all__ = [
+    "Row",
+    "Run",
+    "Runs",
+    "failures",
+    "html",
+    "load",
+    "measured",
+    "rows",
+    "scalars",
+    "table",
+    "trace",
+]

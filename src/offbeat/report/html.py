@@ -19,7 +19,7 @@ from typing import Any
 
 from offbeat.report.columns import packed
 from offbeat.report.curves import curve
-from offbeat.report.files import whole_file
+from offbeat.report.files import WholeFile
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES, seconds_by_state, spans
 from offbeat.report.summary import cells, headings, rows, seconds_of
@@ -30,7 +30,7 @@ _SCRIPTS = ("page/timeline.js", "page/charts.js", "page/page.js")
 def write(runs: Runs, path: str | Path) -> None:
     """Write the page; raises ReportError if that cannot be done, and then leaves no file."""
     text = page(runs)
-    with whole_file(path) as file:
+    with WholeFile(path) as file:
         file.write(text)
 
 
@@ -41,6 +41,7 @@ def page(runs: Runs) -> str:
         facts=" · ".join(map(html.escape, _facts(runs))),
         verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
         table=_table(runs),
+        failures=_failures(runs),
         options="".join(
             f'<option value="{number}">{html.escape(run.name)}</option>'
             for number, run in enumerate(runs)
@@ -79,7 +80,8 @@ def _facts(runs: Runs) -> list[str]:
 def _table(runs: Runs) -> str:
     compared = rows(runs)
     known = [row.seconds_to_target for row in compared if row.seconds_to_target is not None]
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in headings(runs))
+    texts = (html.escape(text).replace("virtual s", "virtual&nbsp;s") for text in headings(runs))
+    head = "".join(f'<th scope="col">{text}</th>' for text in texts)
     body = ""
     for number, row in enumerate(compared):
         name, *values = (html.escape(text) for text in cells(row))
@@ -88,6 +90,15 @@ def _table(runs: Runs) -> str:
         body += f'<tr{best}><th scope="row">{swatch}{_breakable(name)}</th>'
         body += "".join(f"<td>{value}</td>" for value in values) + "</tr>"
     return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+
+
+def _failures(runs: Runs) -> str:
+    return "".join(
+        f"<details><summary><b>{html.escape(run.name)} failed</b> {html.escape(run.failure)}"
+        f"</summary><pre>{html.escape(run.error)}</pre></details>"
+        for run in runs
+        if run.error is not None
+    )
 
 
 def _breakable(name: str) -> str:

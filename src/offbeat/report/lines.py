@@ -54,6 +54,7 @@ class Begin(_Line):
     command: str = ""
     offbeat: str = ""
     target: str | None = None
+    rate: FiniteFloat | None = None
 
 
 class Compute(_Span):
@@ -101,12 +102,14 @@ class Result(_Line):
     kind: Literal["result"]
     seconds_to_target: FiniteFloat | None = None
     final_accuracy: float | None = None
+    final_loss: float | None = None
     utilization: FiniteFloat | None = None
     waited_s: FiniteFloat | None = None
     samples: FiniteFloat | None = None
     dropped_samples: FiniteFloat | None = None
     mean_staleness_rounds: FiniteFloat | None = None
     max_staleness_rounds: NonNegativeInt | None = None
+    error: str | None = None
 
 
 class Verdict(_Line):

@@ -73,6 +73,18 @@ class Run:
         seed = self.about.seed
         return self.about.label if seed is None else f"{self.about.label}, seed {seed}"
 
+    @property
+    def error(self) -> str | None:
+        """The traceback of the worker that failed, if one did."""
+        return None if self.result is None else self.result.error
+
+    @property
+    def failure(self) -> str:
+        """The error without its frames: the message, then the rank and the time."""
+        lines = (self.error or "").splitlines()
+        frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
+        return " ".join(lines[frames[-1] + 1 :] if frames else lines)
+
     @cached_property
     def workers(self) -> int:
         ranks = (line.rank for lines in self._by_rank() for line in lines)
@@ -88,7 +100,7 @@ class Run:
     @property
     def synchronous(self) -> bool:
         """Whether it is what the others are compared with."""
-        return self.about.algorithm.startswith("SyncSGD")
+        return self.about.algorithm.startswith(("SyncSGD", "DistributedDataParallel"))
 
     @cached_property
     def totals(self) -> dict[int, Totals]:
@@ -179,6 +191,18 @@ def load(paths: Iterable[str | Path]) -> Runs:
     if not loaded.runs:
         raise ReportError(f"{', '.join(map(str, asked)) or 'no records'}: there is no run in it")
     return loaded
+
+
+def measured(lines: Iterable[records.Line]) -> Runs:
+    """Return the runs of which only `run` and `result` lines are at hand, one after the other."""
+    found: list[Run] = []
+    for number, raw in enumerate(lines, start=1):
+        match checked(raw, Path("a race"), number):
+            case Begin() as about:
+                found.append(Run(about))
+            case Result() as result:
+                found[-1].result = result
+    return Runs(found, [])
 
 
 def _load(path: Path, loaded: Runs) -> None:

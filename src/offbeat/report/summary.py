@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -14,13 +14,14 @@ from offbeat.report.runs import Run, Runs, setting
 NOTHING = "–"
 
 _NARROW = (  # a terminal may have 80 columns
+    "algorithm",
+    "lr",
     "time to\ntarget",
     "speed-\nup",
     "utili-\nsation",
     "waited",
-    "dropped",
+    "drop-\nped",
     "stale-\nness",
-    "final\naccuracy",
 )
 
 
@@ -30,8 +31,12 @@ class Row:
 
     name: str
     seeds: int
-    reached: int
-    """So many of the seeds reached the target."""
+    failed: int
+    """In so many of the seeds a worker failed."""
+    rate: float | None
+    """The factor of the task's learning rate."""
+    times: tuple[float, ...]
+    """Seconds to the target, of the seeds that reached it."""
     seconds_to_target: float | None
     """The median over the seeds; one that never reached the target counts as infinitely long."""
     speed_up: float | None
@@ -45,6 +50,8 @@ class Row:
     max_staleness_rounds: int | None
     accuracies: tuple[float, ...]
     """The last one of every seed."""
+    losses: tuple[float, ...]
+    """Likewise."""
 
 
 def rows(runs: Runs) -> list[Row]:
@@ -52,7 +59,7 @@ def rows(runs: Runs) -> list[Row]:
     groups = runs.groups()
     baseline = {
         setting(group[0]): {run.about.seed: _to_target_s(run) for run in group}
-        for group in groups.values()
+        for group in reversed(groups.values())  # the first of several is the one
         if group[0].synchronous
     }
     return [
@@ -70,13 +77,14 @@ def headings(runs: Runs) -> tuple[str, ...]:
     seconds = seconds_of(runs)
     return (
         "algorithm",
+        "lr",
         f"time to target, {seconds}",
         "speed-up",
         "utilisation",
         f"waited, {seconds}",
         "dropped",
         "staleness, mean and most",
-        "final accuracy",
+        f"final {_score_of(rows(runs))}",
     )
 
 
@@ -84,13 +92,14 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row as text, under the headings."""
     return (
         row.name,
+        _text(row.rate, "×{:g}"),
         _to_target(row),
         _text(row.speed_up, "{:.2f}×"),
         _text(row.utilization, "{:.0%}"),
         _text(row.waited_s, "{:,.1f}"),
-        _text(row.dropped, "{:.1%}"),
+        _text(row.dropped, "{:.0%}"),
         _staleness(row),
-        _accuracy(row.accuracies),
+        _score(row),
     )
 
 
@@ -99,16 +108,24 @@ def table(runs: Runs) -> Table:
     shown = Table(
         box=None,
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, 1, 0, 0),
         caption=f"times in {seconds_of(runs)}; waited: all workers together; staleness: mean, most",
         caption_justify="left",
     )
-    shown.add_column("algorithm", style="bold", overflow="fold")
-    for heading in _NARROW:
-        shown.add_column(heading, justify="right", vertical="top")
-    for row in rows(runs):
+    compared = rows(runs)
+    for number, heading in enumerate((*_NARROW, f"final\n{_score_of(compared)}")):
+        if number == 0:
+            shown.add_column(heading, style="bold", overflow="fold")
+        else:
+            shown.add_column(heading, justify="right", vertical="top")
+    for row in compared:
         shown.add_row(*cells(row))
     return shown
+
+
+def failures(runs: Runs) -> list[str]:
+    """Say of each run that failed which worker it was, and why."""
+    return [f"{run.name}, failed: {run.failure}" for run in runs if run.error is not None]
 
 
 def accuracy(run: Run) -> float | None:
@@ -119,25 +136,34 @@ def accuracy(run: Run) -> float | None:
     return known[-1] if known else None
 
 
+def loss(run: Run) -> float | None:
+    """The last loss of a run."""
+    if run.result is not None and run.result.final_loss is not None:
+        return run.result.final_loss
+    known = [line.loss for line in run.evaluations if line.loss is not None]
+    return known[-1] if known else None
+
+
 def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
-    # median_high, not median: between a time and infinity there is no middle.
-    median = statistics.median_high(_to_target_s(run) for run in group)
+    median = statistics.median(_to_target_s(run) for run in group)
     pairs = [(baseline.get(run.about.seed, math.inf), _to_target_s(run)) for run in group]
     ratios = [theirs / ours for theirs, ours in pairs if math.isfinite(theirs + ours) and ours > 0]
-    accuracies = (accuracy(run) for run in group)
     known_most = [most for run in group if (most := _max_staleness(run)) is not None]
     return Row(
         name=name,
         seeds=len(group),
-        reached=sum(math.isfinite(_to_target_s(run)) for run in group),
+        failed=sum(run.error is not None for run in group),
+        rate=group[0].about.rate,
+        times=tuple(time for run in group if math.isfinite(time := _to_target_s(run))),
         seconds_to_target=median if math.isfinite(median) else None,
-        speed_up=statistics.median_high(ratios) if ratios else None,
+        speed_up=statistics.median(ratios) if ratios else None,
         utilization=_mean(_utilization(run) for run in group),
         waited_s=_mean(_waited_s(run) for run in group),
         dropped=_mean(_dropped(run) for run in group),
         mean_staleness_rounds=_mean(_mean_staleness(run) for run in group),
         max_staleness_rounds=max(known_most, default=None),
-        accuracies=tuple(value for value in accuracies if value is not None),
+        accuracies=tuple(value for run in group if (value := accuracy(run)) is not None),
+        losses=tuple(value for run in group if (value := loss(run)) is not None),
     )
 
 
@@ -197,21 +223,38 @@ def _text(value: float | None, form: str) -> str:
 
 
 def _to_target(row: Row) -> str:
-    if row.seconds_to_target is None:
-        return f"– ({row.reached}/{row.seeds})" if row.reached else NOTHING
-    of_seeds = "" if row.reached == row.seeds else f" ({row.reached}/{row.seeds})"
-    return f"{row.seconds_to_target:,.2f}{of_seeds}"
+    failed = f"{row.failed} failed" if row.failed else ""
+    if row.failed == row.seeds:
+        return "failed"
+    if not row.times:
+        return f"not reached{failed and f', {failed}'}"
+    if len(row.times) < row.seeds:
+        notes = ", ".join(filter(None, (f"{len(row.times)} of {row.seeds}", failed)))
+        return f"{_text(row.seconds_to_target, '{:,.1f}')} ({notes})"
+    return f"{row.seconds_to_target:,.1f}{_range(row.times, '{:,.1f}')}"
 
 
 def _staleness(row: Row) -> str:
     if row.max_staleness_rounds is None:
         return NOTHING
-    return f"{row.mean_staleness_rounds or 0.0:.2f}, {row.max_staleness_rounds}"
+    return f"{row.mean_staleness_rounds or 0.0:.1f}, {row.max_staleness_rounds}"
 
 
-def _accuracy(values: tuple[float, ...]) -> str:
-    if not values:
-        return NOTHING
-    mean = f"{statistics.fmean(values):.1%}"
-    low, high = 100 * min(values), 100 * max(values)
-    return mean if len(values) == 1 else f"{mean} ({low:.1f}–{high:.1f})"
+def _score_of(compared: list[Row]) -> str:
+    return "loss" if not any(row.accuracies for row in compared) else "accuracy"
+
+
+def _score(row: Row) -> str:
+    if row.accuracies:
+        percent = [100 * value for value in row.accuracies]
+        return f"{statistics.fmean(percent):.1f}%{_range(percent, '{:.1f}')}"
+    if row.losses:
+        return f"{statistics.fmean(row.losses):.3g}{_range(row.losses, '{:.3g}')}"
+    return NOTHING
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """From the lowest to the highest seed; broken off first where a terminal is narrow."""
+    if len(values) < 2:
+        return ""
+    return f" ({form.format(min(values))}–{form.format(max(values))})"

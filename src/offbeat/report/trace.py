@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from offbeat.report.files import whole_file
+from offbeat.report.files import WholeFile
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES
 
@@ -31,7 +31,7 @@ _COLOURS = {
 
 def write(runs: Runs, path: str | Path) -> None:
     """Write the trace of these runs; raises ReportError if that cannot be done."""
-    with whole_file(path) as file:
+    with WholeFile(path) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for number, event in enumerate(events(runs)):
             file.write((",\n" if number else "") + json.dumps(event, allow_nan=False))

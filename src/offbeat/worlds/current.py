@@ -9,6 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -21,6 +24,17 @@ from offbeat.worlds.virtual import current_virtual_world
 
 _process_world: World | None = None
 _users = 0
+
+
+class _Recorded(NamedTuple):
+    """The file that this process writes records into, and when its first world began."""
+
+    path: Path
+    file: RecordsFile
+    began: float
+
+
+_recorded: _Recorded | None = None
 
 
 def rank() -> int:
@@ -57,9 +71,23 @@ def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> W
         several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
         _process_world = RealWorld(cluster, seed) if several else AloneWorld(cluster, seed)
         if folder := os.environ.get("OFFBEAT_RECORDS"):
-            _process_world.records = RecordsFile(worker_file(folder, _process_world.rank))
+            _process_world.records = _records_file(folder, _process_world)
     _users += 1
     return _process_world
+
+
+def _records_file(folder: str, world: World) -> RecordsFile:
+    """The file of this worker in this folder; a later world of this process writes on in it."""
+    global _recorded
+    path = worker_file(folder, world.rank).absolute()
+    began = time.monotonic() - world.now()
+    if _recorded is not None and _recorded.path == path:
+        _recorded.file.go_on(began - _recorded.began)
+        return _recorded.file
+    if _recorded is not None:
+        _recorded.file.close()
+    _recorded = _Recorded(path, RecordsFile(path), began)
+    return _recorded.file
 
 
 def leave_world(world: World, error: BaseException | None = None) -> None:

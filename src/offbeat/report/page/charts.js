@@ -115,7 +115,7 @@ function sharesOption(narrow) {
     textStyle: { fontFamily: FONT },
     grid: { left: 4, right: 18, top: 8, bottom: 4, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
     xAxis: axis({ type: "value", max: 1, splitLine: { show: false }, axisLabel: { formatter: percent } }),
-    yAxis: axis({ type: "category", data: groups.map((group) => group.name), axisLabel: { color: css("ink"), width: narrow ? 92 : 150, overflow: "truncate" } }),
+    yAxis: axis({ type: "category", data: groups.map((group) => group.name), axisLabel: { color: css("ink"), width: narrow ? 92 : 150, overflow: "truncate", lineHeight: 13, formatter: (name) => name.replace(/[:,]/g, "$&\n") } }),
     tooltip: {
       trigger: "axis", axisPointer: { type: "shadow" }, confine: true, ...tooltipStyle(),
       formatter: (found) => [`<b>${escaped(found[0].name)}</b>`, ...found.filter((each) => each.value).map((each) => `${each.marker}${each.seriesName} <b>${(100 * each.value).toFixed(1)} %</b>`)].join("<br>"),
