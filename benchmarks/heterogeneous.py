@@ -88,8 +88,8 @@ BASELINES = ("ddp", "lbbsp", "local", "dropcompute")
 
 
 def samples_of(micro_batches: int) -> float:
-    """The samples of a round in which every worker has so many micro-batches."""
-    return float(micro_batches * WORKERS * BATCH)
+    """The samples of a round in which every worker has so many micro-batches; 2 is no bound."""
+    return float(micro_batches * WORKERS * BATCH) if micro_batches > 2 else 0.0
 
 
 # --- clusters ------------------------------------------------------------------------------
