@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -445,19 +446,42 @@ def _failing_task(folder: Path) -> None:
     )
 
 
-def _started(*arguments: str | Path, **settings: Any) -> subprocess.Popen[str]:
+_begun: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    """A test that fails must not leave its race running."""
+    yield
+    while _begun:
+        process = _begun.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _started(
+    *arguments: str | Path, before: Callable[[], None] = lambda: None
+) -> subprocess.Popen[str]:
     """The command as a process of its own, in a group of its own, as in a shell."""
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the tests may run where it is ignored
+        before()
+
     code = "from offbeat.cli import app; app()"
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", code, "race", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
         start_new_session=True,
-        **settings,
+        preexec_fn=prepare,
     )
+    _begun.append(process)
+    return process
 
 
 def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
@@ -466,7 +490,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
 
     arguments = ("sync", "--task", "quadratic", "--rates", "1")
     arguments += ("--records", tmp_path / "race.jsonl")
-    process = _started(*arguments, preexec_fn=little_room)
+    process = _started(*arguments, before=little_room)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "race.jsonl: cannot be written: File too large" in errors

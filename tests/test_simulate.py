@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -375,7 +376,9 @@ def test_an_interrupt_says_where_the_run_was(tmp_path: Path) -> None:
         + TRAIN
         + "        if (step, dp.rank) == (2, 1): signal.raise_signal(signal.SIGINT)\n",
     )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here
     result = simulated(script, "--workers", "2")
+    signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
     assert re.fullmatch(r"interrupted in worker 1 at virtual time 0\.3\S* s\n", result.stderr)
 
