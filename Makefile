@@ -22,7 +22,7 @@ demo: $(READY)  ## install, then race eight algorithms on a virtual cluster with
 test: check  ## install, then every check and every test
 	$(BIN)/python -m pytest
 
-test-fast: $(READY)  ## the tests that need no other process, in under a minute
+test-fast: $(READY)  ## the tests that need no other process, in under two minutes
 	$(BIN)/python -m pytest -m "not real and not slow"
 
 check: $(READY)  ## lint, format, types, the direction of imports
