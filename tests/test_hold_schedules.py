@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -433,22 +433,6 @@ def keeps_every_promise(seed: int) -> None:
             f"{schedule}\nreplay: pytest tests/test_hold_schedules.py --schedule-seed {seed}"
         )
         raise
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seeds" in metafunc.fixturenames:
-        only = metafunc.config.getoption("--schedule-seed")
-        metafunc.parametrize("seeds", list(_seeds(only)))
-
-
-def _seeds(only: int | None) -> Iterator[object]:
-    if only is not None:
-        yield pytest.param(range(only, only + 1), id=f"{only}")
-        return
-    yield pytest.param(range(FAST), id=f"0-{FAST - 1}")
-    for first in range(FAST, FULL, CHUNK):
-        seeds = range(first, min(first + CHUNK, FULL))
-        yield pytest.param(seeds, id=f"{seeds[0]}-{seeds[-1]}", marks=pytest.mark.slow)
 
 
 def test_every_schedule_keeps_every_promise(seeds: range) -> None:
