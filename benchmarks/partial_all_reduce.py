@@ -368,7 +368,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--late", action="store_true", help="also: a worker busy in pure Python")
-    parser.add_argument("--ranks", type=int, nargs="*", help="only with so many workers")
+    parser.add_argument(
+        "--ranks", type=int, nargs="*", help="only with so many workers; none: --late alone"
+    )
     parser.add_argument("--role", choices=("contest", "mpi", "late"), help=argparse.SUPPRESS)
     parser.add_argument("--groups", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=100, help=argparse.SUPPRESS)
@@ -388,7 +390,8 @@ def main() -> None:
     figures: dict[str, Any] = {"rows": []}
     if arguments.late:
         figures |= measure_late(20 if arguments.quick else 100)
-    for ranks in arguments.ranks or ((8,) if arguments.quick else SKEW_S):
+    by_default = (8,) if arguments.quick else tuple(SKEW_S)
+    for ranks in by_default if arguments.ranks is None else arguments.ranks:
         figures["rows"] += measure(ranks, plan, arguments.quick)
     show(figures["rows"])
     common.write(arguments.json, figures)

@@ -9,6 +9,7 @@ forward and backward pass of a small model, and in between a sleep that stands f
     accelerate       Accelerate's LocalSGD, likewise
     torchft          its DistributedDataParallel; every rank is a replica group
     solo, majority   EagerSGD
+    solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
 
 Accelerate and torchft take part if they are installed; torchft not with --quick. Contestants take
@@ -167,6 +168,7 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     **({"accelerate": accelerate} if importlib.util.find_spec("accelerate") else {}),
     "majority": attached(offbeat.EagerSGD("majority")),
     "solo": attached(offbeat.EagerSGD("solo")),
+    "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
 }
 EQUAL_STEPS = ("ddp", "post-local", "accelerate")

@@ -62,6 +62,13 @@ ALGORITHMS: dict[str, Contract] = {
         lambda _: offbeat.EagerSGD("majority", average="workers"),
         lambda _: offbeat.EagerSGD("all", average="workers"),
     ),
+    "eager-delay": Contract(
+        lambda _: offbeat.EagerSGD("solo", delay=1), lambda _: offbeat.EagerSGD("all")
+    ),
+    "eager-delay-bounded": Contract(
+        lambda _: offbeat.EagerSGD(2, delay=1, max_staleness_rounds=1),
+        lambda _: offbeat.EagerSGD("solo", max_staleness_rounds=0),
+    ),
     **{
         f"abs-{name}": Contract(
             lambda _, settings=settings: offbeat.ABSSGD(**settings),  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from test_abs import resumes_bit_for_bit
 import offbeat
 from offbeat.algorithms.msync import Choice, best_m
 from offbeat.clusters import Cluster
+from offbeat.clusters.write import to_toml
 from offbeat.collectives import Measured
 from offbeat.errors import DisagreementError, NonFiniteGradientError
 
@@ -48,6 +49,24 @@ def test_a_slow_workers_gradients_are_stale_by_the_rounds_it_missed() -> None:
     assert len(late) == 4
     # The fast make ten rounds in the time that the slow one computes.
     assert all(8 <= round.staleness_rounds <= 10 for round in late)
+
+
+@pytest.mark.parametrize(("delay", "least_s", "most_s"), [(0, 3.0, 4.0), (1, 0.0, 0.1)])
+def test_with_a_delay_the_fast_wait_for_no_message(
+    delay: Literal[0, 1], least_s: float, most_s: float
+) -> None:
+    slow_network = Cluster.parse(to_toml(ONE_SLOW).replace("0.0001", "0.02"))
+    algorithm = offbeat.EagerSGD("solo", delay=delay)
+    results = offbeat.run(lambda: train(_steps, algorithm), slow_network).results
+    assert least_s < results[0][1].wait_s < most_s
+    assert all(same(trajectory[-1], results[0][0][-1]) for trajectory, _ in results)
+
+
+def test_with_a_delay_a_gradient_is_applied_exactly_one_round_late() -> None:
+    results = offbeat.run(
+        lambda: train(12, offbeat.EagerSGD("all", delay=1)), offbeat.Cluster.uniform(3)
+    ).results
+    assert results[0][1].staleness == {0: 1, 1: 11}
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -170,6 +189,9 @@ def test_a_run_with_late_workers_resumes_bit_for_bit() -> None:
         ({"late": "forget"}, "late must be one of .* got 'forget'"),
         ({"average": "median"}, "average must be one of"),
         ({"replicas": "same"}, "replicas must be one of"),
+        ({"delay": 2}, "delay must be one of"),
+        ({"delay": 1, "replicas": "drift"}, "delay=1 needs replicas"),
+        ({"delay": 1, "max_staleness_rounds": 0}, "no gradient is less than one round late"),
     ],
 )
 def test_unknown_policies_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -17,7 +17,8 @@ late worker applies the newest round only, as in the paper, and worker 0's model
 after every `synchronise_rounds` rounds. The sum is divided by the samples that are in it, not by
 the number of workers (`average="workers"` is the paper's). A quorum can be an exact number: by
 default any half of the workers, where the paper's majority is one worker drawn for each round, and
-half of them in expectation only. Staleness can be bounded.
+half of them in expectation only. Staleness can be bounded. With `delay=1` nobody waits for the
+round that takes its gradient either, but computes the next one meanwhile, as in ABS-SGD.
 
 Do not use solo when some workers are always slow: their gradients come late every time. Where the
 order of the data matters, mind that fast workers see more of theirs.
@@ -45,6 +46,9 @@ class EagerSGD(Algorithm):
     average: Literal["samples", "workers"] = "samples"
     max_staleness_rounds: int | None = None
     """No gradient is applied more rounds late than this: the fast wait rather than exceed it."""
+    delay: Literal[0, 1] = 0
+    """With 1 a worker waits for the round before, not for its own: all messages are hidden, and
+    every gradient is one round late."""
     replicas: Literal["identical", "drift"] = "identical"
     synchronise_rounds: int = 64
     """With drifting replicas: everyone meets, and takes over worker 0's model, this often."""
@@ -53,6 +57,10 @@ class EagerSGD(Algorithm):
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        if self.delay and self.replicas == "drift":
+            raise ValueError('delay=1 needs replicas="identical"')
+        if self.max_staleness_rounds is not None and 0 <= self.max_staleness_rounds < self.delay:
+            raise ValueError(f"with delay={self.delay} no gradient is less than one round late")
 
     def check(self, size: int) -> None:
         Quorum.of(self.quorum, size)
@@ -67,7 +75,7 @@ class EagerSGD(Algorithm):
         replica.open_partial(rules)
 
     def step(self, replica: Replica) -> Iterator[Record]:
-        replica.contribute(drop_late=self.late == "drop")
+        replica.contribute(delay=self.delay, drop_late=self.late == "drop")
         yield from self.rounds(replica, replica.results())
 
     def leave(self, replica: Replica) -> Iterator[Record]:
@@ -86,5 +94,6 @@ class EagerSGD(Algorithm):
 _KNOWN = {
     "late": ("accumulate", "drop"),
     "average": ("samples", "workers"),
+    "delay": (0, 1),
     "replicas": ("identical", "drift"),
 }

@@ -179,11 +179,12 @@ class PartialAllReduce:
                     self.pile.oldest_round = self._taken
             self._learning_rates, self._seconds = learning_rates, seconds
             self._delay, self._knew = delay, self._taken
-            # On time: wait for the round that will take this. Late: only for one under way.
-            waits = arrive and not late
-            self._resumes_after = self._started + 1 if waits else self._started
-            self._on_time_for = self._started if waits else -1
-            if waits and self._completes_quorum():
+            # On time: wait for the round that will take this. Late: only for one under way. With a
+            # delay: for one that is so much older.
+            on_time = arrive and not late
+            self._resumes_after = self._started + on_time - delay
+            self._on_time_for = self._started if on_time else -1
+            if on_time and self._completes_quorum():
                 self._outbox.append((self._start, self._arrives()))
                 self._called = True
             start, arrival = self._arrival()
@@ -513,12 +514,13 @@ class PartialAllReduce:
             header = pile.flats.read_margin()
             with self._state:
                 self._log_round(number, pile, header, sum_square, began_s)
-                if self._small and not self.piled:
-                    self.pile.zero()  # now, not in the round that may find it empty
                 self._announced = 0
                 start, arrival = self._arrival()
                 self._state.notify_all()
             self._announce(start, arrival)
+            with self._state:
+                if self._small and not self.piled:
+                    self.pile.zero()  # now, not in the round that may find it empty
             if self._world.rank == number % self._world.size and number > 0:
                 # Everyone has passed the round before: its keys are of no more use.
                 for what in self._kinds_of_keys:

@@ -5,8 +5,8 @@ for CPU tensors, NCCL for CUDA tensors. Control values live in the job's own c10
 the epoch in their prefix.
 
 Gloo's all-reduce is a ring: of P workers each sends 2(P-1) messages, one after another. That is
-best for the bandwidth of large tensors, and slow for small ones. A small tensor is gathered at one
-worker, summed there, and broadcast from there: 2(P-1) messages in all, P times fewer.
+best for the bandwidth of large tensors, and slow for small ones. A small tensor goes to one worker,
+is summed there, and comes back: 2(P-1) messages in all, P times fewer.
 
 How a loss is noticed. *Slow and failed are different*: a worker that is stopped, swapping or stuck
 in a long step keeps its sockets, one that has died does not. So every worker keeps a receive
@@ -31,6 +31,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -55,9 +56,10 @@ _OPS: dict[Op, Any] = {
     "min": dist.ReduceOp.MIN,
 }
 _COMBINE: dict[Op, Any] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
-# Where gathering beats the ring: between hosts, messages cost less and bytes more than within one.
+# Where one worker beats the ring: between hosts, messages cost less and bytes more than within one.
 _SMALL_BYTES, _SMALL_BYTES_ON_ONE_HOST = 2**16, 3 * 2**19
-_Rooms = defaultdict[Any, list[Tensor]]  # where small tensors are gathered, by shape and type
+_TAGS = range(1, 2**30, 2)  # of their messages: a question's, and the next one its answer's
+_Rooms = defaultdict[Any, list["_Room"]]  # by shape and type
 Store = Any  # c10d's stores; torch's stubs know neither clone nor values of bytes
 _opened = 0
 _made_default_group = False
@@ -259,6 +261,7 @@ class _Groups:
         self._time_out = time_out
         self._groups: dict[str, Any] = {}
         self.under_way: list[_Work] = []
+        self.tags = cycle(_TAGS)
 
     def on(self, device_type: str) -> Any:
         """Return the group for such tensors; made at first use, which all members share."""
@@ -312,37 +315,59 @@ class _Work:
 
 
 class _SmallAllReduce(_Work):
-    """Gather, combine, broadcast. The second half begins in `wait`, so waits have an order, too."""
+    """All send to the first, which combines and answers.
+
+    Sending is quicker than gathering and broadcasting: those go through Gloo's threads. The answer
+    is sent in the first one's `wait`.
+    """
 
     def __init__(
         self, world: RealWorld, groups: _Groups, tensor: Tensor, op: Op, rooms: _Rooms
     ) -> None:
-        self._group = groups.on("cpu")
+        self._group = group = groups.on("cpu")
         self._tensor = tensor
         self._op = op
-        self._is_root = world.rank == groups.members[0]
-        into: list[list[Tensor]] = []
-        if self._is_root:
+        self._others = range(1, len(groups.members))
+        self._is_first = world.rank == groups.members[0]
+        asked = next(groups.tags)
+        self._answered = asked + 1
+        if self._is_first:
             self._rooms = rooms[tensor.shape, tensor.dtype]
-            self._gathered = (
-                self._rooms.pop()
-                if self._rooms
-                else tensor.new_empty(len(groups.members), *tensor.shape)
-            )
-            into = [list(self._gathered)]
-        super().__init__(world, groups, self._group.gather(into, [tensor], dist.GatherOptions()))
+            self._room = self._rooms.pop() if self._rooms else _Room(tensor, len(groups.members))
+            works = [group.recv([self._room.rows[each]], each, asked) for each in self._others]
+        else:
+            works = [group.send([tensor], 0, asked), group.recv([tensor], 0, self._answered)]
+        super().__init__(world, groups, works)
 
     def _finish(self) -> None:
-        super()._finish()
-        if self._is_root:
-            _COMBINE[self._op](self._gathered, 0, out=self._tensor)
-            self._rooms.append(self._gathered)
-        self._work = self._group.broadcast([self._tensor], dist.BroadcastOptions())
-        super()._finish()
+        if self._is_first:
+            self._room.rows[0].copy_(self._tensor)
+            self._finish_all()
+            _COMBINE[self._op](self._room.whole, 0, out=self._tensor)
+            self._rooms.append(self._room)
+            self._work = [
+                self._group.send([self._tensor], each, self._answered) for each in self._others
+            ]
+        self._finish_all()
+
+    def _finish_all(self) -> None:
+        """Wait for each, without holding on to it: it would hold its connections open."""
+        while self._work:
+            self._work.pop().wait()
+        if self._work is None:
+            raise RuntimeError("let go of")
 
     def let_go(self) -> None:
         super().let_go()
         self._group = None
+
+
+class _Room:
+    """Where the first member puts what the others send."""
+
+    def __init__(self, like: Tensor, members: int) -> None:
+        self.whole = like.new_empty(members, *like.shape)
+        self.rows = list(self.whole)
 
 
 class _Channel(base.Channel):
