@@ -31,6 +31,7 @@ three evaluations is. The rows hold all evaluations.
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
     abs, noise   ABSSGD(warm_up_rounds="noise"): without delay until noise dominates
     abs, arrival ABSSGD(apply_on_arrival=True): a finished round is applied in mid-batch
+    abs, local   ABSSGD(local_steps=True): one's own gradients at once, the others' a round later
     ..., bank    what the round would have waited for rides in the next one
 
     python benchmarks/heterogeneous.py [--part utilisation|convergence] [--quick] [--json FILE]
@@ -63,7 +64,7 @@ from offbeat import testing
 from offbeat.lab import digits
 
 WORKERS = 4
-BATCH = 1
+BATCH = 4
 """Samples of a micro-batch."""
 CLIP_NORM = 1.0
 SMOOTHED = 5
@@ -83,6 +84,7 @@ CONTESTANTS: dict[str, Callable[[int], offbeat.Algorithm]] = {
     "abs": lambda m: offbeat.ABSSGD(min_batch=samples_of(m)),
     "abs, noise": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), warm_up_rounds="noise"),
     "abs, arrival": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), apply_on_arrival=True),
+    "abs, local": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), local_steps=True),
 }
 BASELINES = ("ddp", "lbbsp", "local", "dropcompute")
 
@@ -306,10 +308,10 @@ FULL = Sizes(
     clusters=("static", "dynamic", "both", "static, cheap"),
     train=12_000,
     scored=800,
-    target=0.60,
-    horizon_s=200.0,
+    target=0.70,
+    horizon_s=250.0,
     every_s=2.5,
-    rates=(0.4, 0.8),
+    rates=(0.2, 0.4, 0.8),
     micro_batches=(8, 2),
     seeds=(1, 2, 3),
     paced_s=10.0,
@@ -388,7 +390,8 @@ def learn(
                 due = (seen[-1][0] if seen else 0.0) + sizes.every_s
                 if rank == 0 and dp.round > evaluated and dp.seconds >= due:
                     evaluated = dp.round
-                    evaluate(model, dp.seconds)
+                    with dp.agreed():
+                        evaluate(model, dp.seconds)
             return Part.of(dp, 0.0)
 
     run = offbeat.run(work, cluster, seed=seed, own_random_state=False)

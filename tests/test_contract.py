@@ -89,6 +89,19 @@ ALGORITHMS: dict[str, Contract] = {
         }.items()
     },
     **{
+        f"abs-local-{name}": Contract(
+            lambda _, settings=settings: offbeat.ABSSGD(local_steps=True, **settings),  # type: ignore[misc]
+            lambda _: offbeat.ABSSGD(local_steps=True, delay=0, max_micro_batches=1),
+            exact=False,
+        )
+        for name, settings in {
+            "ready": {},
+            "on-arrival": {"apply_on_arrival": True},
+            "back-to-back": {"trigger": "back_to_back", "max_micro_batches": 3},
+            "undelayed": {"delay": 0, "min_batch": 9},
+        }.items()
+    },
+    **{
         f"nonblocking-{in_flight}-{position}": Contract(
             lambda _, settings=(3, in_flight, position): offbeat.NonblockingSGD(*settings),  # type: ignore[misc]
             lambda _, in_flight=in_flight: offbeat.NonblockingSGD(1, "finish"),  # type: ignore[misc]

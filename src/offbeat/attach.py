@@ -183,6 +183,15 @@ class Attachment:
         began = self._compute()
         self._tell("compute", from_s=began, to_s=self.seconds, samples=0.0, arrival="on time")
 
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Have in the model what all workers agree on, without this worker's own steps since.
+
+        For evaluating and saving between rounds, where an algorithm has steps of one's own.
+        """
+        with self._replica.agreed():
+            yield
+
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
         return self._stats.copy(dropped_samples=self._replica.dropped_samples)
@@ -349,6 +358,9 @@ class Attachment:
                 self._not_finite(record, *record.bad)
             elif not record.samples:  # nobody had data: nothing to apply
                 self._passed_by(record)
+            elif record.moved:
+                self._record = record
+                self._applied()
             else:
                 self._replica.install(record)
                 if self._clip_norm is not None:

@@ -7,6 +7,7 @@ a round takes the pile and gives back a record, which the algorithm yields to ha
     contribute, results, serve        rounds that start with a quorum (EagerSGD and relatives)
     called, hand_over, arrive_at      rounds that take a pile between two micro-batches (ABSSGD)
     own_step, average_models          rounds that average models (LocalSGD)
+    go_ahead, own_step                rounds of moves: own steps at once, the others' later (ABSSGD)
     share                             a few numbers of every worker, for all of them
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from offbeat.ahead import Ahead
 from offbeat.collectives import (
     Arrival,
     Contribution,
@@ -82,6 +85,7 @@ class Replica:
         self._charged_samples = 0.0
         self._computed_s: list[float] = []  # of each micro-batch since the last round
         self._own_samples = 0.0  # in own steps since models were averaged
+        self.ahead: Ahead | None = None
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
 
@@ -128,12 +132,21 @@ class Replica:
         self._abandons = abandon
         self._partial = PartialAllReduce(self.world, self._name, self.layout, rules, choose)
 
+    def go_ahead(self) -> None:
+        """Have rounds carry moves, not gradients, from now on: `own_step` comes before each."""
+        alone = self.world.size == 1
+        self.ahead = Ahead(self.parameters, self.pile.flats.views, self.gave_rounds, alone)
+
+    def agreed(self) -> AbstractContextManager[None]:
+        """Have in the parameters what all rounds have made of them, and nothing of one's own."""
+        return nullcontext() if self.ahead is None else self.ahead.agreed()
+
     def contribute(
         self, *, arrive: bool = True, delay: int = 0, drop_late: bool = False
     ) -> Arrival:
         """Put the gradients of the micro-batch onto the pile and arrive, or not; does not wait."""
         self.arrival = self._rounds.contribute(
-            self._pile_up,
+            self._pile_up if self.ahead is None else self._pile_up_moves,
             arrive=arrive,
             delay=delay,
             learning_rates=self.learning_rates(),
@@ -228,6 +241,7 @@ class Replica:
             "memory": deepcopy(self.memory),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "own_samples": self._own_samples,
+            "ahead": None if self.ahead is None else self.ahead.state_dict(),
             "overlap": self.overlap.on,
         }
 
@@ -242,6 +256,8 @@ class Replica:
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
         self._own_samples = state["own_samples"]
+        if self.ahead is not None:
+            self.ahead.load_state_dict(state["ahead"], self.gave_rounds)
         self.overlap.on = state["overlap"]
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
@@ -267,6 +283,8 @@ class Replica:
 
     def own_step(self, ends_round: bool) -> Record:
         """This worker's own gradient, as if it were a round: models drift until averaged."""
+        if self.ahead is not None:
+            self.ahead.gave(self.gave_rounds)
         self.accumulate()
         if self.pile.bad_parameter is None:
             self._own_samples += self.pile.samples
@@ -326,12 +344,26 @@ class Replica:
         for record in records:
             self.round += 1
             self._computed_s.clear()
-            yield record
+            if self.ahead is not None:
+                self.ahead.gave(self.gave_rounds)
+                self.ahead.take(record)
+            yield record if self.ahead is None else replace(record, moved=True)
 
     def _pile_up(self, pile: Pile) -> None:
         self.pile = pile
         self.gather(range(len(self.parameters)))
         self._count(pile)
+
+    def _pile_up_moves(self, pile: Pile) -> None:
+        assert self.ahead is not None
+        self._count(pile)
+        self.ahead.pile_up(pile.flats.views, pile.samples)
+        pile.used = [True] * len(pile.used)
+        if not all(isfinite(tensor.sum().item()) for tensor in pile.flats.tensors):
+            views = pile.flats.views
+            pile.bad_parameter = next(
+                (n for n, view in enumerate(views) if not view.isfinite().all()), None
+            )
 
     def _count(self, pile: Pile) -> None:
         self.arrival = "on time"
@@ -388,7 +420,7 @@ class Replica:
     def applied(self) -> None:
         """A round has been applied, or passed by."""
         self.round_began = self.world.now()
-        if self._partial is None:
+        if self._partial is None or self.ahead is not None:
             self.pile.clear()
 
     def clear_gradients(self) -> None:

@@ -65,7 +65,8 @@ class Stats:
 
     def note(self, record: Record, ended_s: float) -> None:
         """Count a round that was applied, or a step of this worker's own."""
-        self.applied_samples += record.samples_by_rank[self.rank] + record.samples_passed_over
+        if not record.moved:  # else one's own were applied at once
+            self.applied_samples += record.samples_by_rank[self.rank] + record.samples_passed_over
         if not record.ends_round:
             return
         self.rounds += 1

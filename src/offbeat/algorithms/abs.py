@@ -20,7 +20,9 @@ round late. `trigger="timer"` is Anytime Minibatch with Delayed Gradients (arXiv
 Beyond the paper: bounds on the global batch; a cap on how long a dead-slow worker holds up the
 others; `warm_up_rounds="noise"` starts without delay, and overlaps once the measured gradient noise
 makes the delay cheap; `apply_on_arrival` applies a round in the middle of a batch, as soon as it is
-there, so that most gradients are not stale at all.
+there, so that most gradients are not stale at all; with `local_steps` a worker applies its own
+gradients at once, and rounds carry how far its steps have moved it: local SGD that never waits. Its
+relatives, with fixed numbers of steps, are CoCoD-SGD (arXiv 1906.12043) and DaSGD (2006.00441).
 
 Do not use while curvature limits the learning rate: the delay halves the largest stable one. With
 a cheap network and little noise, synchronous shares (LBBSP) or DropCompute are better.
@@ -62,6 +64,9 @@ class ABSSGD(Algorithm):
     warm_up_rounds: int | Literal["noise"] = 0
     """Rounds without delay at first: a number, or until the noise scale exceeds the batch."""
     apply_on_arrival: bool = False
+    local_steps: bool = False
+    """One's own gradients at once, the mean of all one round later: an update per micro-batch.
+    Between rounds replicas differ by their own steps; `dp.agreed()` shows what they agree on."""
     rate: Literal["constant", "linear", "sqrt"] = "constant"
     """The learning rate by the global batch B: as it is, times B / reference_batch, or its root."""
     reference_batch: float | None = None
@@ -87,11 +92,15 @@ class ABSSGD(Algorithm):
             f"no batch is at least min_batch={self.min_batch:g} and at most "
             f"max_batch={self.max_batch:g} samples",
         )
+        for name, only in _WITH_LOCAL_STEPS.items() if self.local_steps else ():
+            value = getattr(self, name)
+            _check(value == only, f"local_steps needs {name}={only!r}, got {value!r}")
         warm_up = self.warm_up_rounds
         _check(
             warm_up == "noise" or (isinstance(warm_up, int) and warm_up >= 0),
             f'warm_up_rounds must be 0 or more, or "noise", got {warm_up!r}',
         )
+        _check(not self.local_steps or warm_up != "noise", "local_steps shows no gradient noise")
 
     def start(self, replica: Replica) -> None:
         rules = Rules(
@@ -103,8 +112,12 @@ class ABSSGD(Algorithm):
         )
         phase = Phase(replica.world.size) if self.warm_up_rounds == "noise" else None
         replica.open_partial(rules, choose=phase)
+        if self.local_steps:
+            replica.go_ahead()
 
     def step(self, replica: Replica) -> Iterator[Record]:
+        if self.local_steps:
+            yield replica.own_step(ends_round=False)
         given = replica.gave_rounds
         replica.contribute(arrive=self._is_ready(replica), delay=self._delay_of(given, replica))
         if replica.piled == self.max_micro_batches:
@@ -188,6 +201,7 @@ _ABOVE_0 = (
     *("min_micro_batches", "max_micro_batches", "batch", "max_batch"),
     *("period_s", "max_wait_s", "reference_batch"),
 )
+_WITH_LOCAL_STEPS = {"rate": "constant", "max_wait_s": None}
 _KNOWN = {
     "trigger": ("ready", "back_to_back", "slowest_batch", "timer"),
     "delay": (0, 1),

@@ -51,6 +51,8 @@ class Record:
     """False for a worker's own steps between two rounds."""
     own: bool = False
     """A worker's own step: no other knows of it."""
+    moved: bool = False
+    """The sum is of moves, not of gradients, and has been applied: see ahead.py."""
 
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""

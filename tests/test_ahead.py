@@ -1,0 +1,140 @@
+"""Own steps at once, the others' a round later: ABSSGD(local_steps=True), in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nets import close, loss, net, parameters, plain, same, sgd, train
+from test_abs import TWO_SPEEDS, resumes_bit_for_bit
+from torch import Tensor
+
+import offbeat
+from offbeat.clusters import Cluster
+
+SLOW_NETWORK = Cluster.parse(
+    """
+    workers = 4
+    speed = [1.0, 0.9, 0.5, 0.4]
+    [compute]
+    step_s = 1.0
+    [network]
+    latency_s = 0.1
+    """
+)
+
+
+def local(**settings: Any) -> offbeat.ABSSGD:
+    return offbeat.ABSSGD(local_steps=True, **settings)
+
+
+def watched(
+    algorithm: offbeat.Algorithm, look: Callable[[offbeat.Attachment, torch.nn.Module], Any]
+) -> Any:
+    """Train this worker for a while; what `look` saw after every step."""
+    model, seen = net(), []
+    opt = sgd(model)
+    with offbeat.attach(model, opt, algorithm) as dp:
+        for step in range(24):
+            opt.zero_grad()
+            loss(model, offbeat.rank(), step).backward()
+            opt.step()
+            seen.append(look(dp, model))
+    return seen, parameters(model)
+
+
+def test_workers_that_would_do_the_same_lose_nothing_by_the_delay() -> None:
+    """Everyone's moves are the mean: plain SGD on one worker, though each round is one late."""
+
+    def worker() -> list[list[Tensor]]:
+        model, seen = net(), []
+        opt = sgd(model)
+        with offbeat.attach(model, opt, local()):
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, 0, step).backward()  # everyone has worker 0's data
+                opt.step()
+                seen.append(parameters(model))
+        return seen
+
+    for seen in offbeat.run(worker, Cluster.uniform(3, step_s=1.0)).results:
+        assert all(close(mine, other) for mine, other in zip(seen, plain(1, 12), strict=False))
+
+
+@pytest.mark.parametrize("settings", [{}, {"apply_on_arrival": True}, {"delay": 0}])
+def test_at_equal_rounds_all_agree_on_the_same_bits(settings: dict[str, Any]) -> None:
+    def look(dp: offbeat.Attachment, model: torch.nn.Module) -> tuple[int, list[Tensor]]:
+        with dp.agreed():
+            return dp.round, parameters(model)
+
+    results = offbeat.run(lambda: watched(local(**settings), look), SLOW_NETWORK).results
+    agreed = [dict(seen) for seen, _ in results]
+    common = set.intersection(*(set(each) for each in agreed))
+    assert len(common) >= 5
+    for round_ in common:
+        assert all(same(each[round_], agreed[0][round_]) for each in agreed)
+    assert all(same(last, results[0][1]) for _, last in results)
+
+
+def test_between_rounds_each_worker_is_ahead_by_its_own_steps() -> None:
+    def look(dp: offbeat.Attachment, model: torch.nn.Module) -> tuple[bool, bool]:
+        before = parameters(model)
+        with dp.agreed():
+            moved = not same(parameters(model), before)
+        return moved, close(parameters(model), before)
+
+    for seen, _ in offbeat.run(lambda: watched(local(), look), SLOW_NETWORK).results:
+        assert all(moved for moved, _ in seen)
+        assert all(back for _, back in seen)
+
+
+def test_nobody_waits_and_the_batch_adapts_as_ever() -> None:
+    def made(algorithm: offbeat.Algorithm) -> offbeat.Stats:
+        run = offbeat.run(lambda: train(24, algorithm), SLOW_NETWORK)
+        stats: offbeat.Stats = run.results[3][1]
+        return stats
+
+    ahead, plainly = made(local()), made(offbeat.ABSSGD())
+    assert ahead.wait_s == plainly.wait_s
+    assert [one.samples for one in ahead.history] == [one.samples for one in plainly.history]
+    assert ahead.staleness == plainly.staleness
+
+
+def test_a_gradient_that_is_not_finite_moves_nobody() -> None:
+    def worker() -> list[Tensor]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, local(), nonfinite="skip"):
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                if offbeat.rank() == 1 and step == 4:
+                    opt.param_groups[0]["params"][0].grad.fill_(float("nan"))
+                opt.step()
+        return parameters(model)
+
+    results = offbeat.run(worker, TWO_SPEEDS).results
+    assert all(same(last, results[0]) for last in results)
+    assert all(tensor.isfinite().all() for tensor in results[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_batch": 9}])
+def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
+    resumes_bit_for_bit(local(**settings), SLOW_NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": "linear", "reference_batch": 8}, "local_steps needs rate='constant'"),
+        ({"max_wait_s": 1.0}, "local_steps needs max_wait_s=None"),
+        ({"warm_up_rounds": "noise"}, "local_steps shows no gradient noise"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        local(**settings)
