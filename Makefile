@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## install, then race eight algorithms on a virtual cluster with two slow workers
+demo: $(READY)  ## install, then race nine algorithms on a virtual cluster with two slow workers
 	$(BIN)/offbeat race --cluster two-slow-of-eight --rates 1,2 --report report.html
 
 test: check  ## install, then every check and every test

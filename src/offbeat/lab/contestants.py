@@ -28,6 +28,7 @@ DEFAULT = (
     "eager:quorum=majority",
     "msync:m=0.75",
     "abs:trigger=back_to_back",
+    "abs:local_steps=true",
     "nonblocking:micro_batches=2",
     "dropcompute:micro_batches=2,window_rounds=10",
 )

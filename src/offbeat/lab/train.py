@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +146,7 @@ def _attached(
     contestant: Contestant,
 ) -> Outcome:
     with offbeat.attach(model, optimizer, contestant.algorithm) as dp:
+        run.agreed = dp.agreed
         while run.goes_on(dp.seconds, dp.round):
             batch = next(batches)
             optimizer.zero_grad()
@@ -281,6 +282,8 @@ class _Run:
         self._taken = 0
         self._snapshots: list[_Snapshot] = []
         self._evaluations: list[Line] = []
+        self.agreed: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Shows the model that all workers agree on, where they have steps of their own."""
         shared.watches.append(watch)
 
     def goes_on(self, seconds: float, rounds: int) -> bool:
@@ -297,7 +300,8 @@ class _Run:
         due = self._rank == 0 and share * self._plan.snapshots >= self._taken
         if due:
             self._taken = int(share * self._plan.snapshots) + 1
-            self._snapshot(seconds, rounds)
+            with self.agreed():
+                self._snapshot(seconds, rounds)
         if due or (not self._virtual and seconds - self._told_s > 0.25):
             self._told_s = seconds
             self._progress(seconds, rounds, loss.item())
