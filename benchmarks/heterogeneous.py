@@ -26,7 +26,7 @@ round. That is M micro-batches of each worker, which for ABS-SGD means a `min_ba
 samples of all. The point with the shortest time to the target on validation images is taken, with
 a seed of its own; then come fresh seeds and test images. Every worker draws from all the data:
 static shards would favour the data of fast workers. The target counts as reached when the mean of
-three evaluations is. The rows hold all evaluations.
+five evaluations is, and there a run ends. The rows hold all evaluations.
 
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
     abs, noise   ABSSGD(warm_up_rounds="noise"): without delay until noise dominates
@@ -358,7 +358,6 @@ def learn(
     sizes: Sizes,
     scored: tuple[Tensor, Tensor],
     until_s: float,
-    stop_at_target: bool,
 ) -> Learnt:
     """Train in virtual time until then, or until the target; worker 0 evaluates, for free."""
     x, y = images(sizes.train, sizes.scored).train
@@ -381,7 +380,7 @@ def learn(
             model, optimizer, algorithm, clip_norm=CLIP_NORM, nonfinite="skip"
         ) as dp:
             # All workers live in this process: that the target is reached, all know at once.
-            while dp.seconds < until_s and not (stop_at_target and reached):
+            while dp.seconds < until_s and not reached:
                 inputs, targets = next(mine)
                 optimizer.zero_grad()
                 dp.samples(len(inputs))
@@ -409,7 +408,7 @@ def tuned(name: str, cluster: offbeat.Cluster, sizes: Sizes) -> Point:
     best, best_s, best_accuracy = None, sizes.horizon_s, 0.0
     for micro_batches, rate in product(sizes.micro_batches, sizes.rates):
         point = Point(rate, micro_batches)
-        learnt = learn(name, cluster, point, TUNING_SEED, sizes, validation, best_s, True)
+        learnt = learn(name, cluster, point, TUNING_SEED, sizes, validation, best_s)
         if learnt.seconds_to_target is not None:
             best, best_s, best_accuracy = point, learnt.seconds_to_target, 1.0
         elif best is None or learnt.final_accuracy > best_accuracy:
@@ -426,7 +425,7 @@ def convergence_of(case: str, name: str, sizes: Sizes) -> list[Row]:
     rows = []
     for seed in sizes.seeds:
         test = images(sizes.train, sizes.scored).test
-        learnt = learn(name, cluster, point, seed, sizes, test, sizes.horizon_s, False)
+        learnt = learn(name, cluster, point, seed, sizes, test, sizes.horizon_s)
         rows.append(
             {
                 "part": "convergence",
