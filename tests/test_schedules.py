@@ -56,6 +56,8 @@ class Schedule:
     """By rank: whether it leaves without waiting for the round of its last gradient."""
     pause_after: int | None
     """The number of steps after which every worker pauses, as for a checkpoint."""
+    delay: int
+    """Rounds that a worker does not wait for, those of its latest gradients."""
 
     @classmethod
     def drawn(cls, seed: int) -> Schedule:
@@ -67,12 +69,13 @@ class Schedule:
             draw.choice([steps, steps, steps, 0, draw.randint(0, steps)]) for _ in range(workers)
         ]
         delays = draw.choice(sorted(_DELAYS))
+        bound = draw.choice([None, None, 0, 1, 2, 3, 4])
         quorums: list[str | int | float] = ["solo", "majority", "all", some, some / workers]
         return cls(
             seed=seed,
             workers=workers,
             quorum=draw.choice([*quorums, f"first:{some}", f"last:{some}"]),
-            max_staleness_rounds=draw.choice([None, None, 0, 1, 2, 3, 4]),
+            max_staleness_rounds=bound,
             drop_late=draw.random() < 0.3,
             full_every=draw.choice([None, None, None, None, 1, 2, 3, 7]),
             latency_s=draw.choice([0.0, 0.0, 0.5, 1.0, 0.01, 4.0]),
@@ -85,6 +88,7 @@ class Schedule:
             else (0.0,) * workers,
             hasty=tuple(draw.random() < 0.2 for _ in counts),
             pause_after=draw.randint(0, min(counts)) if draw.random() < 0.2 else None,
+            delay=int(draw.random() < 0.25 and bound != 0),
         )
 
     @property
@@ -270,6 +274,7 @@ def live(world: World, schedule: Schedule, starts: Starts) -> Log:
         arrival = partial.contribute(
             _adding(place[step], schedule.samples[rank][step]),
             learning_rates=version + 1.0,  # alike for those on time, or it would be an error
+            delay=schedule.delay,
             drop_late=schedule.drop_late,
         )
         log.gradients.append(Gradient(version, arrival, at_s))
@@ -320,8 +325,8 @@ def check(schedule: Schedule, outcome: Outcome, virtual: bool = True) -> None:
     _workers_agree_on_what_starts_a_round(schedule, outcome)
     _every_round_has_its_quorum(outcome, on_time)
     if virtual:
-        _who_has_left_counts_no_more(outcome)
-    if virtual and schedule.free:
+        _who_has_left_counts_no_more(outcome, applied_in)
+    if virtual and schedule.free and not schedule.delay:
         _rounds_start_at_once(schedule, outcome, applied_in)
 
 
@@ -381,14 +386,13 @@ def _staleness_is_true_and_bounded(
                 assert schedule.drop_late, f"{who} was dropped against the policy"
                 continue
             staleness = applied_in[rank][step] - gradient.version
-            assert (staleness == 0) == (gradient.arrival == "on time"), (
-                f"{who} was called {gradient.arrival} and is {staleness} rounds late"
-            )
+            as_told = staleness <= schedule.delay if gradient.arrival == "on time" else staleness
+            assert as_told, f"{who} was called {gradient.arrival} and is {staleness} rounds late"
             assert staleness >= 0, f"{who} was applied in a round before its parameters"
-            assert not (staleness and schedule.drop_late), f"{who} was late and not dropped"
+            assert gradient.arrival == "on time" or not schedule.drop_late, f"{who} was not dropped"
             stale[applied_in[rank][step]] = max(stale[applied_in[rank][step]], staleness)
-            if staleness == 0:
-                on_time[gradient.version].add(rank)
+            if gradient.arrival == "on time":
+                on_time[applied_in[rank][step]].add(rank)
     bound = schedule.max_staleness_rounds
     for taken in logs[0].rounds:
         assert taken.staleness_rounds == stale[taken.round], f"staleness of round {taken.round}"
@@ -415,18 +419,18 @@ def _workers_agree_on_what_starts_a_round(schedule: Schedule, outcome: Outcome) 
             )
 
 
-def _who_has_left_counts_no_more(outcome: Outcome) -> None:
+def _who_has_left_counts_no_more(outcome: Outcome, applied_in: list[dict[int, int]]) -> None:
     """A round ends after the last arrival in it. Whoever leaves before then says so in the next
     round at the latest, and counts no more in the one after that.
     """
     arrived = [
-        (gradient.version, gradient.at_s)
-        for log in outcome.logs
-        for gradient in log.gradients
-        if gradient.arrival == "on time"
+        (in_round[step], log.gradients[step].at_s)
+        for log, in_round in zip(outcome.logs, applied_in, strict=True)
+        for step in in_round
+        if log.gradients[step].arrival == "on time"
     ]
     for round, seen in outcome.starts.items():
-        heard_s = max((at_s for version, at_s in arrived if version <= round - 2), default=0.0)
+        heard_s = max((at_s for number, at_s in arrived if number <= round - 2), default=0.0)
         for rank in seen[0][0]:
             assert outcome.logs[rank].left_at_s >= heard_s, (
                 f"worker {rank} left at {outcome.logs[rank].left_at_s} and counts in round {round}"

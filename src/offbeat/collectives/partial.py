@@ -125,6 +125,7 @@ class PartialAllReduce:
         self._started = 0  # rounds that have taken this worker's pile
         self._completed = 0
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
+        self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
         self._on_time_for = -1
         self._delay = 0
         self._knew = 0  # rounds that the latest gradient knew of
@@ -164,13 +165,15 @@ class PartialAllReduce:
     ) -> Arrival:
         """Have `add` put a gradient of the newest taken parameters on the pile, and arrive or not.
 
-        Does not wait. It is late if more rounds than `delay` have started since those parameters.
-        With `drop_late` it is then not added.
+        Does not wait. It is late if a round has started since this worker went on to compute it;
+        with `hold`, if more rounds than `delay` have started since those parameters. With
+        `drop_late` it is then not added.
         """
         with self._state:
             if self._away:
                 raise ClosedError(f"a contribution to {self._name!r} after leaving it")
-            late = self._started > self._taken + delay
+            in_time_for = self._taken + delay if self._rules.hold else self._went_on_for
+            late = self._started > max(self._taken, in_time_for)
             if not (late and drop_late):
                 before = self.pile.samples
                 add(self.pile)
@@ -180,9 +183,12 @@ class PartialAllReduce:
             self._learning_rates, self._seconds = learning_rates, seconds
             self._delay, self._knew = delay, self._taken
             # On time: wait for the round that will take this. Late: only for one under way. With a
-            # delay: for one that is so much older.
+            # delay: for one that is so much older; but who is late does not know how old its next
+            # gradient will be, so where staleness has a bound it waits.
             on_time = arrive and not late
-            self._resumes_after = self._started + on_time - delay
+            self._went_on_for = self._started + on_time
+            unbounded = self._rules.max_staleness_rounds is None
+            self._resumes_after = self._went_on_for - (delay if on_time or unbounded else 0)
             self._on_time_for = self._started if on_time else -1
             if on_time and self._completes_quorum():
                 self._outbox.append((self._start, self._arrives()))
