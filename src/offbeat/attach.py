@@ -17,6 +17,8 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import c_ubyte
+from hashlib import blake2b
 from typing import Any, Literal, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -561,12 +563,11 @@ def _named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str]
     return names, parameters
 
 
-def _fingerprint(model: nn.Module, chunk: int = 2**16) -> int:
+def _fingerprint(model: nn.Module) -> int:
     """A number that differs, almost surely, between models that differ in any bit."""
-    total = 0
+    seen = blake2b(digest_size=7)  # it fits into an int64
     for parameter in model.parameters():
-        flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
-        for bits in torch.split(flat, chunk):
-            weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * 2_654_435_761
-            total = (total * 1_000_003 + int(((bits.long() + 1) * weights).sum())) % 2**61
-    return total
+        values = parameter.detach().cpu().contiguous()
+        if values.numel():
+            seen.update((c_ubyte * values.nbytes).from_address(values.data_ptr()))
+    return int.from_bytes(seen.digest(), "little")

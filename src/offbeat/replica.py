@@ -435,7 +435,10 @@ class Replica:
     # --- gradients onto the pile -----------------------------------------------------------
 
     def gather(self, numbers: Sequence[int], nothing: bool = False) -> None:
-        """Add `.grad` of these parameters, times samples, to the pile."""
+        """Add `.grad` of these parameters, all of one or more buckets, to the pile.
+
+        Times samples: the pile is a sum.
+        """
         pile = self.pile
         if not pile.micro_batches and self.world.size == 1 and self._weighs and self.samples:
             pile.unit = self.samples
@@ -462,10 +465,11 @@ class Replica:
         else:
             if into:
                 torch._foreach_copy_(into, grads)
-                if weight != 1.0:
-                    torch._foreach_mul_(into, weight)
             if without:
                 torch._foreach_zero_(without)
+            if weight != 1.0:
+                for bucket in self.layout.buckets_of(numbers):
+                    pile.flats.bodies[bucket].mul_(weight)
         if pile.bad_parameter is None and not nothing:
             # Now, while the numbers are still in the cache, and each worker knows its own.
             pile.bad_parameter = self._bad_parameter(numbers)
@@ -477,9 +481,8 @@ class Replica:
 
     def _bad_parameter(self, numbers: Sequence[int]) -> int | None:
         """The first of these whose sum on the pile is NaN or infinite."""
-        flats, slots = self.pile.flats, self.layout.slots
-        buckets = {slots[number].bucket for number in numbers}
-        if all(isfinite(flats.tensors[bucket].sum().item()) for bucket in buckets):
+        flats, buckets = self.pile.flats, self.layout.buckets_of(numbers)
+        if all(isfinite(flats.bodies[bucket].sum().item()) for bucket in buckets):
             return None
         return next((n for n in numbers if not flats.views[n].isfinite().all()), None)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from offbeat.collectives.agreement import different_rates
-from offbeat.collectives.layout import Flats
+from offbeat.collectives.layout import Flats, Numbers
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.record import Record, first_bad
 from offbeat.worlds.base import Work, World
@@ -44,6 +44,7 @@ class FullAllReduce:
         self._world = world
         self.channel = world.channel(name)
         self._works: list[Work] = []
+        self._header: Numbers | None = None  # made in the first round
 
     @property
     def launched(self) -> int:
@@ -64,13 +65,10 @@ class FullAllReduce:
         """
         world, size = self._world, self._world.size
         began = world.now()
-        header = self._header(pile, mine)
-        self._reduce(pile.flats, header)
-        if header[-1] > 0:
+        numbers = self._reduced(pile, mine)
+        if numbers[-1]:
             refill()
-            header = self._header(pile, mine)
-            self._reduce(pile.flats, header)
-        numbers: list[float] = header.tolist()
+            numbers = self._reduced(pile, mine)
         samples, rates, bad = (numbers[slot * size :][:size] for slot in range(3))
         if (disagreement := different_rates(round, rates)) is not None:
             raise disagreement
@@ -88,18 +86,23 @@ class FullAllReduce:
             bad=first_bad(bad),
         )
 
-    def _reduce(self, flats: Flats, header: torch.Tensor) -> None:
-        while len(self._works) < len(flats.tensors):
-            self.launch(flats)
-        self.channel.all_reduce(header).wait()
+    def _reduced(self, pile: Pile, mine: Contribution) -> list[float]:
+        """Reduce the buckets that are left and the header; return what the header says."""
+        written = self._written(pile, mine)
+        if self._header is None:
+            self._header = Numbers(torch.zeros(len(written), dtype=torch.float64))
+        self._header.write(written)
+        while len(self._works) < len(pile.flats.tensors):
+            self.launch(pile.flats)
+        self.channel.all_reduce(self._header.tensor).wait()
         for work in self._works:
             work.wait()
         self._works.clear()
+        return self._header.read()
 
-    def _header(self, pile: Pile, mine: Contribution) -> torch.Tensor:
+    def _written(self, pile: Pile, mine: Contribution) -> list[float]:
         """By rank: samples | learning rates | bad + 1; used by parameter | leaving | changed."""
         by_rank = [0.0] * (3 * self._world.size)
         bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
         by_rank[self._world.rank :: self._world.size] = pile.samples, mine.learning_rates, bad
-        rest = [*pile.used, mine.leaving, mine.changed]
-        return torch.tensor([*by_rank, *map(float, rest)], dtype=torch.float64)
+        return [*by_rank, *pile.used, mine.leaving, mine.changed]

@@ -44,7 +44,7 @@ class Shares:
 
     def __init__(self, numbers: list[float], size: int) -> None:
         columns = [numbers[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
-        self.samples = tuple(sum(parts) for parts in zip(*columns[:3], strict=True))
+        self.samples = tuple(map(sum, zip(*columns[:3], strict=True)))
         (
             self.micro_batches,
             self.rates,

@@ -73,13 +73,44 @@ class Layout:
             close(kind)
         self.slots = tuple(slots[number] for number in range(len(self.parameters)))
 
+    def buckets_of(self, numbers: Sequence[int]) -> set[int]:
+        """Which buckets hold these parameters."""
+        return {self.slots[number].bucket for number in numbers}
+
+
+class Numbers:
+    """A few numbers in a flat tensor, on their way to all workers or back.
+
+    On the CPU they are read and written as memory, which is quick. A call of torch also gives up
+    the interpreter, and where the program computes in pure Python, getting it back takes a switch
+    interval.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._cells: Any = None
+        if tensor.device.type == "cpu":
+            kind = c_double if tensor.dtype == torch.float64 else c_float
+            self._cells = (kind * tensor.numel()).from_address(tensor.data_ptr())
+
+    def write(self, numbers: list[float]) -> None:
+        """Put them in, as many as there is room for."""
+        if self._cells is None:
+            self.tensor.copy_(torch.tensor(numbers))
+        else:
+            self._cells[:] = numbers
+
+    def read(self) -> list[float]:
+        """Return what is there."""
+        numbers: list[float] = self.tensor.tolist() if self._cells is None else self._cells[:]
+        return numbers
+
 
 class Flats:
     """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter.
 
-    The last tensor may have a margin, for numbers that travel with the gradients. On the CPU it is
-    read and written as memory: a call of torch gives up the interpreter, and where the program
-    computes in pure Python, getting it back takes a switch interval.
+    The last tensor may have a margin, for numbers that travel with the gradients; `bodies` are the
+    tensors without it.
     """
 
     def __init__(self, layout: Layout, margin: int = 0) -> None:
@@ -89,11 +120,11 @@ class Flats:
                 layout.buckets, [0] * (len(layout.buckets) - 1) + [margin], strict=True
             )
         ]
-        self.margin = self.tensors[-1][layout.buckets[-1].numel :]
-        kind = c_double if self.margin.dtype == torch.float64 else c_float
-        self._cells: Any = None
-        if self.margin.device.type == "cpu":
-            self._cells = (kind * margin).from_address(self.margin.data_ptr())
+        self.bodies = [
+            tensor[: bucket.numel]
+            for tensor, bucket in zip(self.tensors, layout.buckets, strict=True)
+        ]
+        self._margin = Numbers(self.tensors[-1][layout.buckets[-1].numel :])
         self.views = [
             _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
             for slot, parameter in zip(layout.slots, layout.parameters, strict=True)
@@ -101,15 +132,11 @@ class Flats:
 
     def write_margin(self, numbers: list[float]) -> None:
         """Fill the margin."""
-        if self._cells is None:
-            self.margin.copy_(torch.tensor(numbers))
-        else:
-            self._cells[:] = numbers
+        self._margin.write(numbers)
 
     def read_margin(self) -> list[float]:
         """Return what is in it."""
-        numbers: list[float] = self.margin.tolist() if self._cells is None else self._cells[:]
-        return numbers
+        return self._margin.read()
 
 
 def _like(flat: Tensor, parameter: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -58,12 +59,12 @@ class Record:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""
         return [view / self.divisor for view in self.sum.views]
 
-    @property
+    @cached_property
     def samples(self) -> float:
         """How many samples are in it."""
         return sum(self.samples_by_rank)
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The workers that contributed."""
         return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)

@@ -26,7 +26,6 @@ from greenlet import getcurrent
 from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.clusters.network import Network
 from offbeat.errors import WorkerLeft, WorkerLostError, WorldError
 from offbeat.records import Sink
 from offbeat.worlds import base
@@ -288,12 +287,13 @@ class _Channel(base.Channel):
         self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
     ) -> base.Work:
         def combine(tensors: list[Tensor]) -> None:
-            total = reduce(_COMBINE[op], tensors[1:], tensors[0].clone())
-            for each in tensors:
+            # By rank, into the first one's tensor: each sum is bit for bit the same.
+            total = reduce(_COMBINE[op], tensors)
+            for each in tensors[1:]:
                 each.copy_(total)
 
-        cost_s = self._network.all_reduce_s(self.members, tensor.numel() * tensor.element_size())
-        return self._meet(f"all_reduce {op}", tensor, combine, cost_s, not_before)
+        cost = self._city.cluster.network.all_reduce_s
+        return self._meet(f"all_reduce {op}", tensor, combine, cost, not_before)
 
     def broadcast(self, tensor: Tensor, source: int) -> base.Work:
         at = self.members.index(source)
@@ -303,13 +303,14 @@ class _Channel(base.Channel):
                 if each is not tensors[at]:
                     each.copy_(tensors[at])
 
-        cost_s = self._network.broadcast_s(self.members, tensor.numel() * tensor.element_size())
-        return self._meet(f"broadcast from {source}", tensor, copy, cost_s, None)
+        cost = self._city.cluster.network.broadcast_s
+        return self._meet(f"broadcast from {source}", tensor, copy, cost, None)
 
     def send(self, tensor: Tensor, target: int) -> base.Work:
         clock, key = self._city.clock, (self._name, self._world.rank, target)
         size_bytes = tensor.numel() * tensor.element_size()
-        arrives = clock.now + self._network.point_to_point_s(self._world.rank, target, size_bytes)
+        takes_s = self._city.cluster.network.point_to_point_s(self._world.rank, target, size_bytes)
+        arrives = clock.now + takes_s
         self._city.mail[key].append(letter := _Letter(tensor.clone(), arrives))
         if letter.arrives < self._city.ends[self._name, key[1:]]:  # in order per pair
             letter.arrives = self._city.ends[self._name, key[1:]]
@@ -326,7 +327,7 @@ class _Channel(base.Channel):
         what: str,
         tensor: Tensor,
         combine: Callable[[list[Tensor]], None],
-        cost_s: float,
+        cost: Callable[[tuple[int, ...], int], float],
         not_before: float | None,
     ) -> _Meeting:
         place = (self._name, self.members)
@@ -338,14 +339,11 @@ class _Channel(base.Channel):
         meeting.join(self._world.rank, what, tensor, not_before)
         if len(meeting.tensors) == len(self.members):
             del self._city.meetings[key]
+            takes_s = cost(self.members, tensor.numel() * tensor.element_size())
             begins = max(meeting.ready, self._city.ends[place])
-            self._city.ends[place] = begins + cost_s
-            meeting.hold(combine, begins + cost_s)
+            self._city.ends[place] = begins + takes_s
+            meeting.hold(combine, begins + takes_s)
         return meeting
-
-    @property
-    def _network(self) -> Network:
-        return self._city.cluster.network
 
 
 class _Meeting:
