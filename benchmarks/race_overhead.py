@@ -1,9 +1,11 @@
 """What the virtual world adds to the gradients of a race, on digits.
 
-As many micro-batches of the same model: by a race on eight virtual workers without noise, and in a
-plain loop on one. A gradient that the race drops was computed, and counts. The plain loop updates
-once per micro-batch, as each replica of the race does once per round. The race's figure holds what
-a run costs before its first round and after its last; evaluation is left out on both sides.
+As many micro-batches of the same model: by a race on eight virtual workers without noise, as long
+as the task's budget, and in a plain loop over eight models, each with its optimizer and its data:
+the same gradients, one after the other, without a cluster around them. A gradient that the race
+drops was computed, and counts. The plain loop updates once per micro-batch, as each replica of the
+race does once per round. The race's figure holds what a run costs before its first round and after
+its last; evaluation is left out.
 
 Both take turns in one run. Both are a single thread, so what is compared is its CPU time: other
 work on the machine then matters less.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 
 import common
 import torch
@@ -24,17 +27,20 @@ from offbeat.lab.race import Race
 from offbeat.lab.tasks import Task, find
 
 WORKERS = 8
+BATCH = 48
+"""Samples of a micro-batch of digits."""
 
 
-def plain(task: Task, micro_batches: int) -> float:
-    """Return microseconds per micro-batch of a plain loop."""
+def plain(task: Task, models: int, micro_batches: int) -> float:
+    """Return microseconds per micro-batch of a plain loop over so many models in turn."""
     torch.manual_seed(0)
-    model = task.model()
-    optimizer = task.optimizer(model)
-    batches = task.batches(0, 1, 0)
+    made = [task.model() for _ in range(models)]
+    optimizers = [task.optimizer(model) for model in made]
+    batches = [task.batches(rank, models, 0) for rank in range(models)]
     began = time.process_time()
-    for _ in range(micro_batches):
-        batch = next(batches)
+    for number in range(micro_batches):
+        model, optimizer = made[number % models], optimizers[number % models]
+        batch = next(batches[number % models])
         optimizer.zero_grad()
         task.loss(model, batch).backward()
         optimizer.step()
@@ -47,35 +53,36 @@ def raced(race: Race) -> float:
     (result,) = race.run().results
     seconds = time.process_time() - began
     assert result.samples is not None, result.error
-    return 1e6 * seconds / (result.samples / 32)
+    return 1e6 * seconds / (result.samples / BATCH)
 
 
 def main() -> None:
     arguments = common.options(__doc__.splitlines()[0]).parse_args()
-    turns, rounds = (3, 60) if arguments.quick else (9, 100)
+    turns, rounds = (3, 40) if arguments.quick else (6, 250)
     torch.set_num_threads(1)
     task = replace(find("digits"), evaluate=lambda model: (1.0, 0.0))
     figures = {}
     for label in ("sync", "eager:quorum=majority", "eager:quorum=solo", "msync:m=0.75"):
         until = f"{rounds}rounds"
         made = Race.of([label], cluster="uniform-8", until=until, seeds=1, rates="1")
-        race = replace(made, task=task)
-        ours, theirs = [], []
+        sides = {
+            "race": partial(raced, replace(made, task=task)),
+            "plain": partial(plain, task, WORKERS, rounds * WORKERS),
+        }
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        names = list(sides)
         for turn in range(turns):
-            sides = [
-                lambda: ours.append(raced(race)),  # noqa: B023 - called in this very turn
-                lambda: theirs.append(plain(task, rounds * WORKERS)),  # noqa: B023
-            ]
-            for side in sides[:: 1 if turn % 2 else -1]:
-                side()
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            for name in names[:: 1 if turn % 2 else -1]:
+                took[name].append(sides[name]())
+        ratios = [ours / theirs for ours, theirs in zip(*took.values(), strict=True)]
         print(f"{label}: race over plain loop {common.spread(ratios)}")
-        print(f"  µs per micro-batch: race {common.spread(ours)}, plain {common.spread(theirs)}")
+        shown = (f"{name} {common.spread(each)}" for name, each in took.items())
+        print(f"  µs per micro-batch: {', '.join(shown)}", flush=True)
         figures[label] = {
             "ratio": statistics.median(ratios),
             "ratios": ratios,
-            "race_us": statistics.median(ours),
-            "plain_us": statistics.median(theirs),
+            "race_us": statistics.median(took["race"]),
+            "plain_us": statistics.median(took["plain"]),
         }
     common.write(arguments.json, {"overhead": figures})
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -364,7 +364,7 @@ class PartialAllReduce:
                     return
                 record, pile = self._log.popleft()
                 self._taken += 1
-            yield replace(record, waited_s=waited_s)
+            yield record.taken(waited_s)
             waited_s = 0.0
             with self._state:
                 self._spare.append(pile)

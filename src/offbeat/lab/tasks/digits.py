@@ -21,7 +21,7 @@ def task() -> Task:
             *(nn.Flatten(), nn.Linear(1024, 10)),
         ),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        batches=drawn(train_x, train_y, 32),
+        batches=drawn(train_x, train_y, 48),
         evaluate=lambda model: classified(model, test_x, test_y),
         optimizer=sgd(lr=0.2, momentum=0.5),
         target=Target("accuracy", 0.95),
