@@ -1,7 +1,7 @@
 """What the virtual world adds to the gradients of a race, on digits.
 
-As many micro-batches of the same model: by a race on eight virtual workers without noise, as long
-as the task's budget, and in a plain loop over eight models, each with its optimizer and its data:
+As many micro-batches of the same model: by a race on eight virtual workers without noise, about as
+long as the task's budget, and in a plain loop over eight models, each with its optimizer and its data:
 the same gradients, one after the other, without a cluster around them. A gradient that the race
 drops was computed, and counts. The plain loop updates once per micro-batch, as each replica of the
 race does once per round. The race's figure holds what a run costs before its first round and after
@@ -58,7 +58,7 @@ def raced(race: Race) -> float:
 
 def main() -> None:
     arguments = common.options(__doc__.splitlines()[0]).parse_args()
-    turns, rounds = (3, 40) if arguments.quick else (6, 250)
+    turns, rounds = (3, 40) if arguments.quick else (5, 200)
     torch.set_num_threads(1)
     task = replace(find("digits"), evaluate=lambda model: (1.0, 0.0))
     figures = {}
