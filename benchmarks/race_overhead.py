@@ -1,11 +1,11 @@
 """What the virtual world adds to the gradients of a race, on digits.
 
 As many micro-batches of the same model: by a race on eight virtual workers without noise, about as
-long as the task's budget, and in a plain loop over eight models, each with its optimizer and its data:
-the same gradients, one after the other, without a cluster around them. A gradient that the race
-drops was computed, and counts. The plain loop updates once per micro-batch, as each replica of the
-race does once per round. The race's figure holds what a run costs before its first round and after
-its last; evaluation is left out.
+long as the task's budget, and in a plain loop over eight models, each with an optimizer and data of
+its own: the same gradients, one after the other, without a cluster around them. A gradient that the
+race drops was computed, and counts. The plain loop updates once per micro-batch, as each replica of
+the race does once per round. The race's figure holds what a run costs before its first round and
+after its last; evaluation is left out.
 
 Both take turns in one run. Both are a single thread, so what is compared is its CPU time: other
 work on the machine then matters less.
