@@ -237,6 +237,7 @@ def processes(
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(workers),
+            "LOCAL_WORLD_SIZE": str(workers),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",

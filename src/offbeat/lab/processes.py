@@ -146,6 +146,7 @@ def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(workers),
+        LOCAL_WORLD_SIZE=str(workers),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
