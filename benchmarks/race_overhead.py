@@ -1,14 +1,11 @@
 """What the virtual world adds to the gradients of a race, on digits.
 
-As many micro-batches of the same model: by a race on eight virtual workers without noise, about as
-long as the task's budget, and in a plain loop over eight models, each with an optimizer and data of
-its own: the same gradients, one after the other, without a cluster around them. A gradient that the
-race drops was computed, and counts. The plain loop updates once per micro-batch, as each replica of
-the race does once per round. The race's figure holds what a run costs before its first round and
-after its last; evaluation is left out.
-
-Both take turns in one run. Both are a single thread, so what is compared is its CPU time: other
-work on the machine then matters less.
+A race on eight virtual workers without noise stops after every eight micro-batches, and a plain
+loop of PyTorch computes as many: the same model, optimizer and data without a cluster around them.
+So both see the machine in the same state. The ratio is of these stretches; what a run costs before
+its first micro-batch and after its last is told apart. A gradient that the race drops was computed,
+and counts. The plain loop updates once per micro-batch, as each replica of the race does once per
+round. Evaluation is left out. All is one thread, so what is compared is its CPU time.
 
     python benchmarks/race_overhead.py [--quick] [--json FILE]
 """
@@ -17,74 +14,93 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import common
 import torch
+from torch import Tensor, nn
 
 from offbeat.lab.race import Race
 from offbeat.lab.tasks import Task, find
 
-WORKERS = 8
-BATCH = 48
-"""Samples of a micro-batch of digits."""
+STRETCH = 8
+"""Micro-batches: one of every worker."""
+LABELS = ("sync", "eager:quorum=majority", "eager:quorum=solo", "msync:m=0.75")
 
 
-def plain(task: Task, models: int, micro_batches: int) -> float:
-    """Return microseconds per micro-batch of a plain loop over so many models in turn."""
-    torch.manual_seed(0)
-    made = [task.model() for _ in range(models)]
-    optimizers = [task.optimizer(model) for model in made]
-    batches = [task.batches(rank, models, 0) for rank in range(models)]
-    began = time.process_time()
-    for number in range(micro_batches):
-        model, optimizer = made[number % models], optimizers[number % models]
-        batch = next(batches[number % models])
+@dataclass
+class Turns:
+    """The race and the plain loop by turns: this stands in for the task's loss."""
+
+    task: Task
+    plain: Iterator[None]
+    computed: int = 0
+    resumed_s: float | None = None
+    raced_us: list[float] = field(default_factory=list)
+    plain_us: list[float] = field(default_factory=list)
+    """Per micro-batch, of each stretch."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.computed % STRETCH == 0:
+            stopped_s = time.thread_time()
+            for _ in range(STRETCH):
+                next(self.plain)
+            if self.resumed_s is not None:
+                self.raced_us.append(1e6 * (stopped_s - self.resumed_s) / STRETCH)
+                self.plain_us.append(1e6 * (time.thread_time() - stopped_s) / STRETCH)
+            self.resumed_s = time.thread_time()
+        self.computed += 1
+        return self.task.loss(model, batch)
+
+
+def plain_loop(task: Task) -> Iterator[None]:
+    """Compute a micro-batch whenever asked to."""
+    model = task.model()
+    optimizer = task.optimizer(model)
+    for batch in task.batches(0, 1, 0):
         optimizer.zero_grad()
         task.loss(model, batch).backward()
         optimizer.step()
-    return 1e6 * (time.process_time() - began) / micro_batches
-
-
-def raced(race: Race) -> float:
-    """Return microseconds per micro-batch of a race."""
-    began = time.process_time()
-    (result,) = race.run().results
-    seconds = time.process_time() - began
-    assert result.samples is not None, result.error
-    return 1e6 * seconds / (result.samples / BATCH)
+        yield
 
 
 def main() -> None:
     arguments = common.options(__doc__.splitlines()[0]).parse_args()
-    turns, rounds = (3, 40) if arguments.quick else (5, 200)
+    repeats, rounds = (1, 60) if arguments.quick else (5, 120)
     torch.set_num_threads(1)
     task = replace(find("digits"), evaluate=lambda model: (1.0, 0.0))
-    figures = {}
-    for label in ("sync", "eager:quorum=majority", "eager:quorum=solo", "msync:m=0.75"):
-        until = f"{rounds}rounds"
-        made = Race.of([label], cluster="uniform-8", until=until, seeds=1, rates="1")
-        sides = {
-            "race": partial(raced, replace(made, task=task)),
-            "plain": partial(plain, task, WORKERS, rounds * WORKERS),
-        }
-        took: dict[str, list[float]] = {name: [] for name in sides}
-        names = list(sides)
-        for turn in range(turns):
-            for name in names[:: 1 if turn % 2 else -1]:
-                took[name].append(sides[name]())
-        ratios = [ours / theirs for ours, theirs in zip(*took.values(), strict=True)]
-        print(f"{label}: race over plain loop {common.spread(ratios)}")
-        shown = (f"{name} {common.spread(each)}" for name, each in took.items())
-        print(f"  µs per micro-batch: {', '.join(shown)}", flush=True)
-        figures[label] = {
-            "ratio": statistics.median(ratios),
-            "ratios": ratios,
-            "race_us": statistics.median(took["race"]),
-            "plain_us": statistics.median(took["plain"]),
-        }
+    figures: dict[str, dict[str, Any]] = {
+        label: {"ratios": [], "race_us": [], "plain_us": [], "around_ms": []} for label in LABELS
+    }
+    for _ in range(repeats):
+        for label in LABELS:
+            turns = Turns(task, plain_loop(task))
+            made = Race.of(
+                [label], cluster="uniform-8", until=f"{rounds}rounds", seeds=1, rates="1"
+            )
+            began_s = time.thread_time()
+            replace(made, task=replace(task, loss=turns)).run()
+            took_s = time.thread_time() - began_s
+            found = figures[label]
+            found["ratios"].append(statistics.median(map(_ratio, turns.raced_us, turns.plain_us)))
+            found["race_us"].append(statistics.median(turns.raced_us))
+            found["plain_us"].append(statistics.median(turns.plain_us))
+            inside_s = 1e-6 * STRETCH * (sum(turns.raced_us) + sum(turns.plain_us))
+            found["around_ms"].append(1e3 * (took_s - inside_s))
+    for label, found in figures.items():
+        found["ratio"] = statistics.median(found["ratios"])
+        print(f"{label}: race over plain loop {common.spread(found['ratios'])}")
+        shown = (f"{name} {common.spread(found[name])}" for name in ("race_us", "plain_us"))
+        print(
+            f"  per micro-batch: {', '.join(shown)}; around: {common.spread(found['around_ms'])} ms"
+        )
     common.write(arguments.json, {"overhead": figures})
+
+
+def _ratio(race: float, plain: float) -> float:
+    return race / plain
 
 
 if __name__ == "__main__":
