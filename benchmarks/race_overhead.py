@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import truediv
 from typing import Any
 
 import common
@@ -84,7 +85,7 @@ def main() -> None:
             replace(made, task=replace(task, loss=turns)).run()
             took_s = time.thread_time() - began_s
             found = figures[label]
-            found["ratios"].append(statistics.median(map(_ratio, turns.raced_us, turns.plain_us)))
+            found["ratios"].append(statistics.median(map(truediv, turns.raced_us, turns.plain_us)))
             found["race_us"].append(statistics.median(turns.raced_us))
             found["plain_us"].append(statistics.median(turns.plain_us))
             inside_s = 1e-6 * STRETCH * (sum(turns.raced_us) + sum(turns.plain_us))
@@ -97,10 +98,6 @@ def main() -> None:
             f"  per micro-batch: {', '.join(shown)}; around: {common.spread(found['around_ms'])} ms"
         )
     common.write(arguments.json, {"overhead": figures})
-
-
-def _ratio(race: float, plain: float) -> float:
-    return race / plain
 
 
 if __name__ == "__main__":

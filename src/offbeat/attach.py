@@ -16,7 +16,7 @@ import inspect
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import c_ubyte
 from hashlib import blake2b
 from typing import Any, Literal, Self, cast
@@ -185,14 +185,12 @@ class Attachment:
         began = self._compute()
         self._tell("compute", from_s=began, to_s=self.seconds, samples=0.0, arrival="on time")
 
-    @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self) -> AbstractContextManager[None]:
         """Have in the model what all workers agree on, without this worker's own steps since.
 
         For evaluating and saving between rounds, where an algorithm has steps of one's own.
         """
-        with self._replica.agreed():
-            yield
+        return self._replica.agreed()
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""

@@ -359,11 +359,7 @@ class Replica:
         self._count(pile)
         self.ahead.pile_up(pile.flats.views, pile.samples)
         pile.used = [True] * len(pile.used)
-        if not all(isfinite(tensor.sum().item()) for tensor in pile.flats.tensors):
-            views = pile.flats.views
-            pile.bad_parameter = next(
-                (n for n, view in enumerate(views) if not view.isfinite().all()), None
-            )
+        pile.bad_parameter = self._bad_parameter(pile, range(len(self.parameters)))
 
     def _count(self, pile: Pile) -> None:
         self.arrival = "on time"
@@ -472,16 +468,16 @@ class Replica:
                     pile.flats.bodies[bucket].mul_(weight)
         if pile.bad_parameter is None and not nothing:
             # Now, while the numbers are still in the cache, and each worker knows its own.
-            pile.bad_parameter = self._bad_parameter(numbers)
+            pile.bad_parameter = self._bad_parameter(pile, numbers)
 
     def compute_s(self) -> float:
         """Seconds that the modelled device needs for the micro-batch at hand."""
         samples = self._declared_samples - self._charged_samples
         return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
 
-    def _bad_parameter(self, numbers: Sequence[int]) -> int | None:
+    def _bad_parameter(self, pile: Pile, numbers: Sequence[int]) -> int | None:
         """The first of these whose sum on the pile is NaN or infinite."""
-        flats, buckets = self.pile.flats, self.layout.buckets_of(numbers)
+        flats, buckets = pile.flats, self.layout.buckets_of(numbers)
         if all(isfinite(flats.bodies[bucket].sum().item()) for bucket in buckets):
             return None
         return next((n for n in numbers if not flats.views[n].isfinite().all()), None)
