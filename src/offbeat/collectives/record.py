@@ -56,7 +56,7 @@ class Record:
     """The sum is of moves, not of gradients, and has been applied: see ahead.py."""
 
     def taken(self, waited_s: float) -> Record:
-        """The same, by a worker that has waited so long; `replace` takes ten times as long."""
+        """The same, by a worker that has waited so long, without the cost of `replace`."""
         record = object.__new__(Record)
         record.__dict__.update(self.__dict__, waited_s=waited_s)
         return record

@@ -15,7 +15,7 @@ const seconds = (value) => (Math.abs(value) >= 0.1 || value === 0 ? value.toFixe
 // The synchronous one is what the others are measured by: it is grey.
 const colourNames = (() => {
   let next = 0;
-  return data.groups.map((group) => (group.synchronous ? "a0" : `a${(next++ % 7) + 1}`));
+  return data.groups.map((group) => (group.synchronous ? "a0" : `a${(next++ % 8) + 1}`));
 })();
 
 function tooltipStyle() {
