@@ -35,10 +35,14 @@ five evaluations is, and there a run ends. The rows hold all evaluations.
     ..., bank    what the round would have waited for rides in the next one
 
     python benchmarks/heterogeneous.py [--part utilisation|convergence] [--quick] [--json FILE]
+
+All of `convergence` takes hours. It writes what it has after every algorithm, and leaves alone what
+FILE holds of other algorithms and clusters: it may be run in pieces (--clusters, --algorithms).
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -46,11 +50,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import common
@@ -443,20 +448,20 @@ def convergence_of(case: str, name: str, sizes: Sizes) -> list[Row]:
     return rows
 
 
-def convergence(sizes: Sizes, algorithms: list[str], processes: int) -> list[Row]:
+def convergence(sizes: Sizes, algorithms: list[str], processes: int) -> Iterator[list[Row]]:
     """All algorithms on all clusters, as many at a time as there are processes."""
     spawning = multiprocessing.get_context("spawn")
-    rows: list[Row] = []
     with ProcessPoolExecutor(processes, mp_context=spawning) as pool:
-        cases = list(product(sizes.clusters, algorithms))
-        futures = [pool.submit(convergence_of, case, name, sizes) for case, name in cases]
-        for (case, name), future in zip(cases, futures, strict=True):
+        futures = [
+            pool.submit(convergence_of, case, name, sizes)
+            for case, name in product(sizes.clusters, algorithms)
+        ]
+        for future in as_completed(futures):
             found = future.result()
-            rows += found
             times = [row["seconds_to_target"] for row in found]
             point = f"lr {found[0]['rate']:g}, M {found[0]['micro_batches']}"
-            print(f"{case}: {name}: {point}: {times}", flush=True)
-    return rows
+            print(f"{found[0]['cluster']}: {found[0]['algorithm']}: {point}: {times}", flush=True)
+            yield found
 
 
 # --- utilisation and agreement -------------------------------------------------------------
@@ -661,6 +666,18 @@ def show_convergence(rows: list[Row], target: float) -> None:
                 print(f"{kind:14} {name:18} {mean:.2f}")
 
 
+def before(path: Path | None) -> list[Row]:
+    """What the file holds already."""
+    return json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+
+
+def with_new(rows: list[Row], found: list[Row]) -> list[Row]:
+    """Rows, with those found in place of older ones of the same algorithm on the same cluster."""
+    new = grouped(found, "part", "cluster", "algorithm")
+    kept = [row for row in rows if (row["part"], row["cluster"], row["algorithm"]) not in new]
+    return kept + found
+
+
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument(
@@ -679,14 +696,16 @@ def main() -> None:
     names = arguments.algorithms.split("/") if arguments.algorithms else list(CONTESTANTS)
     if common.fashion_folder() is None:
         print("no Fashion-MNIST here (apt-get install dataset-fashion-mnist): digits instead")
-    rows = []
+    rows = before(arguments.json)
     if arguments.part != "convergence":
-        rows += (paced := utilisation(sizes, names))
-        show_utilisation(paced)
+        rows = with_new(rows, utilisation(sizes, names))
+        show_utilisation([row for row in rows if row["part"] == "utilisation"])
+        common.write(arguments.json, {"rows": rows})
     if arguments.part in ("all", "convergence"):
-        rows += (learnt := convergence(sizes, names, arguments.processes))
-        show_convergence(learnt, sizes.target)
-    common.write(arguments.json, {"rows": rows})
+        for found in convergence(sizes, names, arguments.processes):
+            rows = with_new(rows, found)
+            common.write(arguments.json, {"rows": rows})
+        show_convergence([row for row in rows if row["part"] == "convergence"], sizes.target)
 
 
 if __name__ == "__main__":

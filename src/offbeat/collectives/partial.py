@@ -128,6 +128,7 @@ class PartialAllReduce:
         self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
         self._on_time_for = -1
         self._delay = 0
+        self._says_later = False  # it arrives when it has applied the rounds at hand
         self._knew = 0  # rounds that the latest gradient knew of
         self._learning_rates = 0.0
         self._seconds = 0.0
@@ -167,7 +168,9 @@ class PartialAllReduce:
 
         Does not wait. It is late if a round has started since this worker went on to compute it;
         with `hold`, if more rounds than `delay` have started since those parameters. With
-        `drop_late` it is then not added.
+        `drop_late` it is then not added. With a `delay`, and without `hold`, the others hear of the
+        arrival when `results` is through: so that the background works while the program computes,
+        not while it applies the round before.
         """
         with self._state:
             if self._away:
@@ -193,7 +196,8 @@ class PartialAllReduce:
             if on_time and self._completes_quorum():
                 self._outbox.append((self._start, self._arrives()))
                 self._called = True
-            start, arrival = self._arrival()
+            self._says_later = bool(delay) and not self._rules.hold
+            start, arrival = (self._start, 0) if self._says_later else self._arrival()
         self._announce(start, arrival)
         return "on time" if not late else "dropped" if drop_late else "late"
 
@@ -275,6 +279,11 @@ class PartialAllReduce:
                 self._state.wait_for(lambda: self._completed >= last or self._ended)
         waited_s = self._world.now() - began
         yield from self._take(waited_s, None if delay is None else last)
+        if self._says_later:
+            self._says_later = False
+            with self._state:
+                start, arrival = self._arrival()
+            self._announce(start, arrival)
 
     def leave(self) -> Iterator[Record]:
         """Contribute nothing more; yield the records of the others' rounds until all have left."""
