@@ -12,7 +12,7 @@ from test_abs import quadratic, resumes_bit_for_bit
 import offbeat
 from offbeat.algorithms.lbbsp import shares
 from offbeat.clusters import Cluster
-from offbeat.errors import NonFiniteGradientError
+from offbeat.errors import DisagreementError, NonFiniteGradientError
 from offbeat.records import Line
 
 LB, Local = offbeat.LBBSP, offbeat.LocalSGD
@@ -190,6 +190,20 @@ def test_with_uneven_data_the_rest_is_averaged_at_the_end_and_nobody_hangs() -> 
         assert stats.replicas_identical
         assert stats.applied_samples == counts[rank]
         assert stats.pending_samples == 0
+
+
+def test_local_sgd_does_not_average_models_that_learn_at_different_rates() -> None:
+    def worker() -> None:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * (offbeat.rank() == 1))
+        with offbeat.attach(model, opt, Local(2)):
+            for step in range(2):
+                opt.zero_grad()
+                loss(model, 0, step).backward()
+                opt.step()
+
+    with pytest.raises(DisagreementError, match="differ between worker 0 and worker 1 in round 0"):
+        offbeat.run(worker, Cluster.uniform(3))
 
 
 def _scheduled(bring: Any) -> list[float]:

@@ -414,9 +414,10 @@ def test_reduce_returns_the_newest_round() -> None:
 
 def _refusals(setting: Callable[[int], dict[str, Any]]) -> list[str]:
     def worker() -> str:
-        settings = {"like": torch.zeros(1, 2), "quorum": "solo", **setting(offbeat.rank())}
+        settings = {"like": torch.zeros(1, 2), "quorum": "solo", "name": "different"}
+        settings.update(setting(offbeat.rank()))
         with pytest.raises(DisagreementError) as caught:
-            offbeat.partial_all_reduce("different", *settings.pop("like"), **settings)
+            offbeat.partial_all_reduce(settings.pop("name"), *settings.pop("like"), **settings)
         return str(caught.value)
 
     return offbeat.run(worker, Cluster.uniform(4, latency_s=0.1)).results
@@ -425,6 +426,10 @@ def _refusals(setting: Callable[[int], dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        (
+            lambda rank: {"name": f"mine {rank // 3}"},
+            "the name: worker 0 has mine 0, worker 3 has mine 1",
+        ),
         (lambda rank: {"quorum": 2 + (rank == 2)}, "the quorum: worker 0 has 2, worker 2 has 3"),
         (
             lambda rank: {"max_staleness_rounds": 1 if rank < 3 else None},

@@ -37,6 +37,7 @@ from offbeat.collectives import (
     Pile,
     Record,
     Rules,
+    different_rates,
 )
 from offbeat.errors import GradientError
 from offbeat.overlap import Overlap
@@ -310,18 +311,20 @@ class Replica:
 
         False if all are leaving, and nobody has made a step since.
         """
-        header = torch.tensor([self._own_samples, float(leaving)], dtype=torch.float64)
-        self.models.all_reduce(header).wait()
-        samples, leaves = header.tolist()
-        if leaves == self.world.size and not samples:
+        rates = 0.0 if leaving else self.learning_rates()  # who has left steps no scheduler
+        table = self.share([self._own_samples, rates, float(leaving)])
+        samples, all_rates, leaves = zip(*table, strict=True)
+        if (disagreement := different_rates(self.round, all_rates)) is not None:
+            raise disagreement
+        if all(leaves) and not any(samples):
             return False
         self.round += 1
-        if samples:
-            flats = self.pile.flats
+        if any(samples):
+            weight, flats = self._own_samples / sum(samples), self.pile.flats
             with torch.no_grad():
                 torch._foreach_copy_(flats.views, list(self.parameters))
                 for tensor in flats.tensors:
-                    self.models.all_reduce(tensor.mul_(self._own_samples / samples)).wait()
+                    self.models.all_reduce(tensor.mul_(weight)).wait()
                 torch._foreach_copy_(list(self.parameters), flats.views)
             self.pile.clear()
         self._own_samples = 0.0

@@ -1,6 +1,6 @@
 """Collectives, written once above the world's verbs."""
 
-from offbeat.collectives.agreement import agree
+from offbeat.collectives.agreement import agree, different_rates
 from offbeat.collectives.full import Contribution, FullAllReduce
 from offbeat.collectives.layout import Flats, Layout
 from offbeat.collectives.partial import Arrival, PartialAllReduce
@@ -24,5 +24,6 @@ __all__ = [
     "Record",
     "Rules",
     "agree",
+    "different_rates",
     "partial_all_reduce",
 ]

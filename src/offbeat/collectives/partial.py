@@ -86,11 +86,13 @@ class PartialAllReduce:
         self._quorum = Quorum.of(rules.quorum, world.size)
         self._rules = rules
         self._choose = choose
-        self._place = f"partial/{name}/{next(world.numbers)}"  # a name may be used again
+        # Not the name: a name may be used again, or be another one on some workers.
+        self._place = f"partial/{next(world.numbers)}"
         agree(
             world,
             self._place,
             {
+                "the name": name,
                 **{
                     rule.replace("quorum", "the quorum"): str(it)
                     for rule, it in asdict(rules).items()
