@@ -542,11 +542,12 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
         model = net()
         opt = sgd(model)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.98)
+        state = torch.load(io.BytesIO(saved[rank]), weights_only=True) if begin else {}
+        if begin:
+            model.load_state_dict(state["model"])
+            opt.load_state_dict(state["optimizer"])
         with offbeat.attach(model, opt, algorithm, scheduler=scheduler) as dp:
             if begin:
-                state = torch.load(io.BytesIO(saved[rank]), weights_only=True)
-                model.load_state_dict(state["model"])
-                opt.load_state_dict(state["optimizer"])
                 dp.load_state_dict(state["dp"])
             for step in range(begin, 2 * half):
                 opt.zero_grad()

@@ -242,6 +242,8 @@ class Replica:
             "memory": deepcopy(self.memory),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "own_samples": self._own_samples,
+            # attach() gives all workers one model: what own steps have made of it is kept here.
+            "own": [each.detach().clone() for each in self.parameters if self._own_samples],
             "ahead": None if self.ahead is None else self.ahead.state_dict(),
             "overlap": self.overlap.on,
         }
@@ -257,6 +259,9 @@ class Replica:
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
         self._own_samples = state["own_samples"]
+        with torch.no_grad():
+            for parameter, saved in zip(self.parameters, state["own"], strict=False):
+                parameter.copy_(saved)
         if self.ahead is not None:
             self.ahead.load_state_dict(state["ahead"], self.gave_rounds)
         self.overlap.on = state["overlap"]
@@ -287,7 +292,7 @@ class Replica:
         if self.ahead is not None:
             self.ahead.gave(self.gave_rounds)
         self.accumulate()
-        if self.pile.bad_parameter is None:
+        if self.pile.bad_parameter is None and self.ahead is None:
             self._own_samples += self.pile.samples
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
