@@ -304,6 +304,26 @@ def test_banking_keeps_everything_and_only_the_banked_part_is_stale() -> None:
     assert _between(rounds) < _between(_recorded(DC(6, threshold_s=4.0))[1])
 
 
+def test_with_a_banked_micro_batch_a_round_does_not_wait_for_the_next_one_either() -> None:
+    # Micro-batches of 1.0 and 1.5 s. At 2.1 the slow one has one and banks its second, which ends
+    # at 3.0; at 4.2 it has that one, and banks its third, which ends at 4.5; at 6.3 that one and
+    # the fourth, and it banks the fifth.
+    lines: list[Line] = []
+    cluster = Cluster.parse("workers = 2\nspeed = [1.0, 0.666667]\n[compute]\nstep_s = 1.0")
+    results = offbeat.run(
+        lambda: quadratic(DC(4, threshold_s=2.1, bank=True), 15 - 5 * offbeat.rank()),
+        cluster,
+        records=lines.append,
+    ).results
+    rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
+    assert [line["to_s"] for line in rounds[:4]] == pytest.approx([2.1, 4.2, 6.3, 8.4])
+    assert [line["samples"] for line in rounds[:4]] == [3, 3, 4, 3]
+    for seen in results:
+        assert seen.conserved
+        assert seen.stats.pending_samples == 0
+        assert max(seen.stats.staleness) == 1
+
+
 def _recorded(algorithm: offbeat.Algorithm) -> tuple[list[Any], list[Line]]:
     """What workers have seen, and the rounds of all four, as worker 0 applied them."""
     lines: list[Line] = []

@@ -82,9 +82,9 @@ class DropCompute(Algorithm):
         clock.append(replica.world.now() - replica.round_began)
         stops = len(clock) >= self.micro_batches or clock[-1] > threshold_s
         replica.contribute(arrive=stops)
-        if self.bank and not stops and threshold_s < inf:
-            replica.arrive_at(replica.round_began + threshold_s)
         yield from self.rounds(replica, replica.results())
+        if self.bank and replica.piled and replica.memory["threshold_s"] < inf:
+            replica.arrive_at(replica.round_began + replica.memory["threshold_s"])
 
     def leave(self, replica: Replica) -> Iterator[Record]:
         yield from self.rounds(replica, replica.serve())
