@@ -118,9 +118,11 @@ def test_lbbsp_resumes_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
+        ({"micro_batches": "4"}, "micro_batches must be a whole number above 0, got '4'"),
         ({"memory": 1.0}, "memory must be at least 0 and below 1, got 1.0"),
         ({"memory": -0.1}, "memory must be at least 0 and below 1, got -0.1"),
+        ({"memory": None}, "memory must be at least 0 and below 1, got None"),
     ],
 )
 def test_lbbsp_settings_that_cannot_be_meant_are_refused(
@@ -262,6 +264,7 @@ def test_a_gradient_that_is_not_finite_is_named_or_skipped(nonfinite: Any) -> No
     assert all(stats.pending_samples == 0 for _, stats in results)
 
 
-def test_local_settings_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        Local(0)
+@pytest.mark.parametrize("steps", [0, 2.5])
+def test_local_settings_that_cannot_be_meant_are_refused(steps: Any) -> None:
+    with pytest.raises(ValueError, match=f"steps must be a whole number above 0, got {steps}"):
+        Local(steps)

@@ -231,6 +231,25 @@ def test_all_workers_hold_the_same_automatic_threshold() -> None:
     assert all(tau == inf for round, tau in by_round[0].items() if round < 8)
 
 
+@pytest.mark.parametrize("bank", [False, True])
+def test_choosing_a_threshold_is_on_nobodys_clock(bank: bool) -> None:
+    def worker() -> list[float]:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        seen = []
+        with offbeat.attach(model, opt, DC(3, window_rounds=2, bank=bank)) as dp:
+            for step in range(18):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                seen += dp._replica.memory["clock"][-1:]
+        return seen
+
+    cluster = Cluster.parse("workers = 2\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 0.5")
+    for seen in offbeat.run(worker, cluster).results:
+        assert seen == pytest.approx([1.0, 2.0] * 6)
+
+
 @pytest.mark.slow
 def test_the_threshold_is_chosen_again_after_a_change_of_speeds() -> None:
     cluster = Cluster.parse(
@@ -285,6 +304,26 @@ def test_banking_keeps_everything_and_only_the_banked_part_is_stale() -> None:
     assert _between(rounds) < _between(_recorded(DC(6, threshold_s=4.0))[1])
 
 
+def test_with_a_banked_micro_batch_a_round_does_not_wait_for_the_next_one_either() -> None:
+    # Micro-batches of 1.0 and 1.5 s. At 2.1 the slow one has one and banks its second, which ends
+    # at 3.0; at 4.2 it has that one, and banks its third, which ends at 4.5; at 6.3 that one and
+    # the fourth, and it banks the fifth.
+    lines: list[Line] = []
+    cluster = Cluster.parse("workers = 2\nspeed = [1.0, 0.666667]\n[compute]\nstep_s = 1.0")
+    results = offbeat.run(
+        lambda: quadratic(DC(4, threshold_s=2.1, bank=True), 15 - 5 * offbeat.rank()),
+        cluster,
+        records=lines.append,
+    ).results
+    rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
+    assert [line["to_s"] for line in rounds[:4]] == pytest.approx([2.1, 4.2, 6.3, 8.4])
+    assert [line["samples"] for line in rounds[:4]] == [3, 3, 4, 3]
+    for seen in results:
+        assert seen.conserved
+        assert seen.stats.pending_samples == 0
+        assert max(seen.stats.staleness) == 1
+
+
 def _recorded(algorithm: offbeat.Algorithm) -> tuple[list[Any], list[Line]]:
     """What workers have seen, and the rounds of all four, as worker 0 applied them."""
     lines: list[Line] = []
@@ -318,8 +357,11 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
-        ({"window_rounds": 0}, "window_rounds must be at least 1, got 0"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
+        ({"micro_batches": 2.5}, "micro_batches must be a whole number above 0, got 2.5"),
+        ({"window_rounds": 0}, "window_rounds must be a whole number above 0, got 0"),
+        ({"window_rounds": float("nan")}, "window_rounds must be a whole number above 0, got nan"),
+        ({"threshold_s": None}, 'threshold_s must be seconds or "auto", got None'),
         ({"threshold_s": "slow"}, "threshold_s must be seconds or \"auto\", got 'slow'"),
         ({"threshold_s": 0.0}, "threshold_s must be above 0, got 0.0: every worker completes"),
         ({"threshold_s": -1.0}, "threshold_s must be above 0, got -1.0"),

@@ -185,7 +185,8 @@ def test_a_run_resumes_bit_for_bit(in_flight: Any, position: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
+        ({"micro_batches": float("nan")}, "micro_batches must be a whole number above 0, got nan"),
         ({"in_flight": "wait"}, "in_flight must be one of .*, got 'wait'"),
         ({"position": "keep"}, "position must be one of .*, got 'keep'"),
     ],

@@ -56,9 +56,11 @@ class DropCompute(Algorithm):
 
     def __post_init__(self) -> None:
         for name in ("micro_batches", "window_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if isinstance(self.threshold_s, str) and self.threshold_s != "auto":
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+        automatic = self.threshold_s == "auto"
+        if not automatic and not isinstance(self.threshold_s, int | float):
             raise ValueError(f'threshold_s must be seconds or "auto", got {self.threshold_s!r}')
         if not isinstance(self.threshold_s, str) and not self.threshold_s > 0:
             raise ValueError(
@@ -80,9 +82,9 @@ class DropCompute(Algorithm):
         clock.append(replica.world.now() - replica.round_began)
         stops = len(clock) >= self.micro_batches or clock[-1] > threshold_s
         replica.contribute(arrive=stops)
-        if self.bank and not stops and threshold_s < inf:
-            replica.arrive_at(replica.round_began + threshold_s)
         yield from self.rounds(replica, replica.results())
+        if self.bank and replica.piled and replica.memory["threshold_s"] < inf:
+            replica.arrive_at(replica.round_began + replica.memory["threshold_s"])
 
     def leave(self, replica: Replica) -> Iterator[Record]:
         yield from self.rounds(replica, replica.serve())
@@ -101,6 +103,7 @@ class DropCompute(Algorithm):
                 if len(memory["rounds"]) == self.window_rounds:
                     memory["threshold_s"] = self._selected(replica)
                     memory["rounds"].clear()
+                    replica.round_began = replica.world.now()  # choosing is nobody's compute time
             memory["clock"].clear()
 
     def _selected(self, replica: Replica) -> float:
