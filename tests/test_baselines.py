@@ -233,6 +233,42 @@ def test_the_scheduler_is_stepped_where_a_step_has_no_data_too() -> None:
     assert _scheduled(lambda rank, step: (rank, step) != (1, 3)) == [0.125, 0.125]
 
 
+@pytest.mark.parametrize("counts", [(6, 2), (6, 5), (7, 2), (1, 4)])
+def test_schedulers_agree_after_the_block_though_a_worker_has_left_early(counts: Any) -> None:
+    def worker() -> Any:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        for _ in range(2):
+            with offbeat.attach(model, opt, Local(2), scheduler=scheduler):
+                for step in range(counts[offbeat.rank()]):
+                    opt.zero_grad()
+                    (0.01 * loss(model, offbeat.rank(), step)).backward()
+                    opt.step()
+        return opt.param_groups[0]["lr"]
+
+    rates = offbeat.run(worker, Cluster.uniform(2)).results
+    assert rates == [0.25 ** (max(counts) // 2)] * 2
+
+
+def test_parameters_that_nobody_trains_stay_as_they_are_to_the_bit() -> None:
+    def worker() -> Any:
+        model = net()
+        model[0].weight.requires_grad_(False)
+        opt = sgd(model)
+        start = parameters(model)
+        with offbeat.attach(model, opt, Local(2)):
+            for step in range(8 if offbeat.rank() else 3):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+        return start, parameters(model)
+
+    for start, end in offbeat.run(worker, Cluster.uniform(3)).results:
+        assert torch.equal(start[0], end[0])
+        assert not torch.equal(start[1], end[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [12, 11, 10])
 def test_local_sgd_resumes_bit_for_bit_in_the_middle_of_a_round_too(half: int) -> None:

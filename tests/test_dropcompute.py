@@ -216,6 +216,28 @@ def test_both_ways_to_normalise_what_was_dropped(normalise: str, divisor: int) -
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-7)
 
 
+def test_a_worker_without_data_does_not_make_up_for_what_another_has_dropped() -> None:
+    def worker() -> Any:
+        model = net()
+        start = parameters(model)
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        with offbeat.attach(model, opt, DC(4, threshold_s=3.5, normalise="constant")):
+            for step in range(4 if offbeat.rank() == 0 else 2):
+                opt.zero_grad()
+                if offbeat.rank() == 1:
+                    loss(model, 1, step).backward()
+                opt.step()
+        return [before - after for before, after in zip(start, parameters(model), strict=True)]
+
+    cluster = Cluster.parse("workers = 2\nspeed = [1.0, 0.5]\n[compute]\nstep_s = 1.0")
+    model = net()
+    for step in range(2):
+        (loss(model, 1, step) / 4).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    for mine, gradient in zip(offbeat.run(worker, cluster).results[0], expected, strict=True):
+        torch.testing.assert_close(mine, gradient, rtol=1e-5, atol=1e-7)
+
+
 # --- the automatic threshold ---------------------------------------------------------------
 
 

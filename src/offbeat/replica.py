@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
+from operator import or_
 from struct import pack
 from typing import Any
 
@@ -86,6 +87,8 @@ class Replica:
         self._charged_samples = 0.0
         self._computed_s: list[float] = []  # of each micro-batch since the last round
         self._own_samples = 0.0  # in own steps since models were averaged
+        self._own_used = [False] * len(parameters)  # by parameter: whether they have moved it
+        self._drifts = False  # models may differ, until they are averaged
         self.ahead: Ahead | None = None
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
@@ -242,8 +245,9 @@ class Replica:
             "memory": deepcopy(self.memory),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "own_samples": self._own_samples,
+            "own_used": list(self._own_used),
             # attach() gives all workers one model: what own steps have made of it is kept here.
-            "own": [each.detach().clone() for each in self.parameters if self._own_samples],
+            "own": [each.detach().clone() for each in self.parameters if self._drifts],
             "ahead": None if self.ahead is None else self.ahead.state_dict(),
             "overlap": self.overlap.on,
         }
@@ -259,6 +263,8 @@ class Replica:
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
         self._own_samples = state["own_samples"]
+        self._own_used = list(state["own_used"])
+        self._drifts = bool(state["own"])
         with torch.no_grad():
             for parameter, saved in zip(self.parameters, state["own"], strict=False):
                 parameter.copy_(saved)
@@ -292,8 +298,10 @@ class Replica:
         if self.ahead is not None:
             self.ahead.gave(self.gave_rounds)
         self.accumulate()
+        self._drifts = self.ahead is None
         if self.pile.bad_parameter is None and self.ahead is None:
             self._own_samples += self.pile.samples
+            self._own_used = list(map(or_, self._own_used, self.pile.used))
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
         return Record(
@@ -311,18 +319,24 @@ class Replica:
             own=True,
         )
 
-    def average_models(self, leaving: bool = False) -> bool:
+    def average_models(self, leaving: bool = False) -> int | None:
         """Make everyone's parameters their mean, weighed by the samples since the last time.
 
-        False if all are leaving, and nobody has made a step since.
+        Parameters that nobody has stepped since stay as they are, to the bit. Returns how many
+        workers go on; None if nobody does, and nobody has made a step since.
         """
-        rates = 0.0 if leaving else self.learning_rates()  # who has left steps no scheduler
-        table = self.share([self._own_samples, rates, float(leaving)])
-        samples, all_rates, leaves = zip(*table, strict=True)
-        if (disagreement := different_rates(self.round, all_rates)) is not None:
+        size = self.world.size
+        rate = 0.0 if leaving else self.learning_rates()  # a rest at the end steps no scheduler
+        by_rank = [0.0] * (3 * size)
+        by_rank[self.world.rank :: size] = self._own_samples, rate, float(leaving)
+        header = torch.tensor([*by_rank, *self._own_used], dtype=torch.float64)
+        self.models.all_reduce(header).wait()
+        samples, rates, leaves = header[: 3 * size].view(3, size).tolist()
+        used = header[3 * size :].tolist()
+        if (disagreement := different_rates(self.round, rates)) is not None:
             raise disagreement
         if all(leaves) and not any(samples):
-            return False
+            return None
         self.round += 1
         if any(samples):
             weight, flats = self._own_samples / sum(samples), self.pile.flats
@@ -330,10 +344,14 @@ class Replica:
                 torch._foreach_copy_(flats.views, list(self.parameters))
                 for tensor in flats.tensors:
                     self.models.all_reduce(tensor.mul_(weight)).wait()
-                torch._foreach_copy_(list(self.parameters), flats.views)
+                for parameter, mean, users in zip(self.parameters, flats.views, used, strict=True):
+                    if users:
+                        parameter.copy_(mean)
             self.pile.clear()
         self._own_samples = 0.0
-        return True
+        self._own_used = [False] * len(self.parameters)
+        self._drifts = False
+        return size - int(sum(leaves))
 
     def share(self, numbers: Sequence[float]) -> list[list[float]]:
         """Tell everyone as many numbers, and return all workers', by rank; everyone calls this."""

@@ -43,6 +43,7 @@ class LocalSGD(Algorithm):
             replica.average_models()
 
     def leave(self, replica: Replica) -> Iterator[Record]:
-        while replica.average_models(leaving=True):
-            pass
-        yield from ()
+        while (going_on := replica.average_models(leaving=True)) is not None:
+            if going_on:  # they step their schedulers: so does this worker, with nothing to apply
+                nothing = (0.0,) * replica.world.size
+                yield Record(replica.round, replica.pile.flats, nothing, 0.0, (), own=True)

@@ -45,6 +45,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from operator import mul
 from typing import Any, Literal
 
 import torch
@@ -605,7 +606,7 @@ class PartialAllReduce:
             used=shares.used,
             staleness_rounds=max(int(max(shares.stale)) - 1, 0),
             mean_staleness_rounds=sum(shares.stale_samples) / samples if samples else 0.0,
-            micro_batches=int(sum(shares.micro_batches)),
+            micro_batches=int(sum(map(mul, shares.micro_batches, map(bool, shares.samples)))),
             seconds_by_rank=tuple(shares.seconds),
             began_s=began_s,
             ended_s=self._world.now(),

@@ -31,7 +31,7 @@ class Record:
     mean_staleness_rounds: float = 0.0
     """The same, of all gradients, weighed by their samples."""
     micro_batches: int = 0
-    """How many are in it."""
+    """How many are in it, of those who brought samples."""
     seconds_by_rank: tuple[float, ...] = ()
     """What each worker's latest micro-batches took, each; where somebody measures that."""
     began_s: float = 0.0
