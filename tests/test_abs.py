@@ -448,6 +448,9 @@ def test_the_noise_scale_is_measured_without_bias() -> None:
         squares = tuple(1 + 4 / each for each in samples)
         phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 4 / batch))
     assert phase.noisy_from == math.inf
+    # A gradient that is not finite, in a round that is skipped, shows nothing.
+    phase(Measured(40, (1.0, 1.0), samples, (math.nan, 1.0), math.nan))
+    phase(Measured(40, (1.0, 1.0), samples, (math.inf, 1.0), math.inf))
     for round in range(40, 80):  # noise 16 a sample: above it
         squares = tuple(1 + 16 / each for each in samples)
         phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 16 / batch))

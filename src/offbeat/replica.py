@@ -86,6 +86,7 @@ class Replica:
         self._charged_samples = 0.0
         self._computed_s: list[float] = []  # of each micro-batch since the last round
         self._own_samples = 0.0  # in own steps since models were averaged
+        self._own_is_bad = False  # the latest own step was left out
         self.ahead: Ahead | None = None
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
@@ -287,7 +288,8 @@ class Replica:
         if self.ahead is not None:
             self.ahead.gave(self.gave_rounds)
         self.accumulate()
-        if self.pile.bad_parameter is None:
+        self._own_is_bad = self.pile.bad_parameter is not None
+        if not self._own_is_bad:
             self._own_samples += self.pile.samples
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
@@ -360,6 +362,8 @@ class Replica:
     def _pile_up_moves(self, pile: Pile) -> None:
         assert self.ahead is not None
         self._count(pile)
+        if self._own_is_bad:  # it has moved nothing, and weighs nothing
+            pile.samples -= self.samples
         self.ahead.pile_up(pile.flats.views, pile.samples)
         pile.used = [True] * len(pile.used)
         pile.bad_parameter = self._bad_parameter(pile, range(len(self.parameters)))

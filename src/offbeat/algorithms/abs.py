@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import Literal, cast
 
 from offbeat.algorithm import Algorithm
@@ -184,6 +184,8 @@ class Phase:
             square = sum(measured.squares) / len(measured.squares)
             noise = (square - measured.mean_square) / (inverse - 1 / batch)
             signal = measured.mean_square - noise / batch
+            if not isfinite(noise + signal):  # a round that is skipped shows nothing
+                return self._size
             self._noise = self._memory * self._noise + (1 - self._memory) * noise
             self._signal = self._memory * self._signal + (1 - self._memory) * signal
             # With little signal left the estimate may be negative: that is noise, too.
