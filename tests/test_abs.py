@@ -514,6 +514,26 @@ def test_the_rate_of_an_update_follows_its_batch_and_is_put_back(
     assert last == pytest.approx(0.125 * 0.5 ** (before // 16))
 
 
+def test_the_samples_of_a_round_that_is_skipped_do_not_move_the_schedule() -> None:
+    def worker() -> tuple[float, offbeat.Stats]:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        algorithm = ABS(max_micro_batches=1, reference_batch=4)
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, nonfinite="skip") as dp:
+            for step in range(20):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                if step % 2:
+                    model[0].weight.grad.fill_(float("nan"))
+                opt.step()
+        return opt.param_groups[0]["lr"], dp.stats()
+
+    for rate, stats in offbeat.run(worker, Cluster.uniform(2)).results:
+        assert (stats.rounds, stats.skipped_rounds) == (10, 10)
+        assert rate == 0.5 ** (2 * stats.applied_samples // 4)
+
+
 # --- checkpoints ---------------------------------------------------------------------------
 
 RESUMED: dict[str, dict[str, Any]] = {

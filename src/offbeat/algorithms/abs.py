@@ -137,7 +137,7 @@ class ABSSGD(Algorithm):
 
     def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
-            if self.reference_batch is None:
+            if self.reference_batch is None or record.bad is not None:  # skipped: not trained on
                 yield record
                 continue
             before = replica.memory.get("samples", 0.0)
