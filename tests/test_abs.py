@@ -609,6 +609,8 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
         ({"rate": "cubic"}, "rate must be one of .*, got 'cubic'"),
         ({"trigger": "slowest_batch"}, "'slowest_batch' needs batch="),
         ({"trigger": "timer"}, "'timer' needs period_s="),
+        ({"batch": 64}, "batch= needs trigger='slowest_batch'"),
+        ({"period_s": 1.0}, "period_s= needs trigger='timer'"),
         ({"rate": "linear"}, "rate= needs reference_batch="),
         ({"min_micro_batches": 0}, "min_micro_batches must be above 0, got 0"),
         ({"max_micro_batches": 0}, "max_micro_batches must be above 0, got 0"),

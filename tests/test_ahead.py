@@ -12,7 +12,9 @@ from test_abs import TWO_SPEEDS, resumes_bit_for_bit
 from torch import Tensor
 
 import offbeat
+from offbeat.ahead import Ahead
 from offbeat.clusters import Cluster
+from offbeat.collectives import Layout, Pile, Record
 
 SLOW_NETWORK = Cluster.parse(
     """
@@ -88,6 +90,29 @@ def test_between_rounds_each_worker_is_ahead_by_its_own_steps() -> None:
     for seen, _ in offbeat.run(lambda: watched(local(), look), SLOW_NETWORK).results:
         assert all(moved for moved, _ in seen)
         assert all(back for _, back in seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -> None:
+    """Two rounds are under way when the first arrives: a race that real workers may run into."""
+    torch.manual_seed(0)
+    parameters, layout = [torch.randn(20).to(dtype)], [torch.zeros(20)]
+    ahead = Ahead(parameters, layout, gave=0, alone=False)
+    records = []
+    for round in (1, 2):
+        parameters[0] += torch.randn(20).to(dtype)
+        pile = Pile(Layout(["weight"], [torch.zeros(20)]))
+        ahead.pile_up(pile.flats.views, 1.0)
+        pile.flats.views[0].add_(torch.randn(20))  # another worker's
+        records.append(Record(round, pile.flats, (1.0, 1.0), 2.0, (True,)))
+        ahead.gave(round)
+    for record in records:
+        ahead.take(record)
+    with ahead.agreed():
+        agreed = parameters[0].clone()
+    assert not torch.equal(parameters[0], agreed)
+    ahead.end()
+    assert torch.equal(parameters[0], agreed)
 
 
 def test_looking_at_what_all_agree_on_changes_no_bit() -> None:

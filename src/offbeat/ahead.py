@@ -43,7 +43,9 @@ class Ahead:
     def gave(self, rounds: int) -> None:
         """Note that so many rounds, of all, have taken moves; a second one found none to take."""
         if self._shown:
-            raise RuntimeError("a step or state_dict() inside dp.agreed(): move it out of that block")
+            raise RuntimeError(
+                "a step or state_dict() inside dp.agreed(): move it out of that block"
+            )
         for _ in range(rounds - self._gave):
             self._under_way.append(self._moves())
         self._gave = rounds
@@ -64,6 +66,10 @@ class Ahead:
             for each in (each for moves in (since, *self._under_way) for each in moves):
                 each.nan_to_num_(0.0, 0.0, 0.0)
         self._go_to(since)
+
+    def end(self) -> None:
+        """Have the base in the parameters for good: no moves are left but what was rounded."""
+        self._copy(self._base, self._parameters)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

@@ -216,7 +216,9 @@ class Replica:
 
     def serve(self) -> Iterator[Record]:
         """Leave: every round of the others, until all have left."""
-        return self._known(self._rounds.leave())
+        yield from self._known(self._rounds.leave())
+        if self.ahead is not None:
+            self.ahead.end()
 
     def settle(self) -> Iterator[Record]:
         """Pause with everyone, between steps: the rounds until all have paused."""

@@ -77,7 +77,9 @@ class ABSSGD(Algorithm):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
         for trigger, needed in {"slowest_batch": "batch", "timer": "period_s"}.items():
-            _check(self.trigger != trigger or getattr(self, needed), f"{trigger!r} needs {needed}=")
+            value = getattr(self, needed)
+            _check(self.trigger != trigger or value, f"{trigger!r} needs {needed}=")
+            _check(self.trigger == trigger or value is None, f"{needed}= needs trigger={trigger!r}")
         _check(self.rate == "constant" or self.reference_batch, "rate= needs reference_batch=")
         for name in _ABOVE_0:
             value = getattr(self, name)
