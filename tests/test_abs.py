@@ -448,6 +448,9 @@ def test_the_noise_scale_is_measured_without_bias() -> None:
         squares = tuple(1 + 4 / each for each in samples)
         phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 4 / batch))
     assert phase.noisy_from == math.inf
+    # A gradient that is not finite, in a round that is skipped, shows nothing.
+    phase(Measured(40, (1.0, 1.0), samples, (math.nan, 1.0), math.nan))
+    phase(Measured(40, (1.0, 1.0), samples, (math.inf, 1.0), math.inf))
     for round in range(40, 80):  # noise 16 a sample: above it
         squares = tuple(1 + 16 / each for each in samples)
         phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 16 / batch))
@@ -509,6 +512,26 @@ def test_the_rate_of_an_update_follows_its_batch_and_is_put_back(
         before += each
     assert used == pytest.approx(expected)
     assert last == pytest.approx(0.125 * 0.5 ** (before // 16))
+
+
+def test_the_samples_of_a_round_that_is_skipped_do_not_move_the_schedule() -> None:
+    def worker() -> tuple[float, offbeat.Stats]:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+        algorithm = ABS(max_micro_batches=1, reference_batch=4)
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, nonfinite="skip") as dp:
+            for step in range(20):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                if step % 2:
+                    model[0].weight.grad.fill_(float("nan"))
+                opt.step()
+        return opt.param_groups[0]["lr"], dp.stats()
+
+    for rate, stats in offbeat.run(worker, Cluster.uniform(2)).results:
+        assert (stats.rounds, stats.skipped_rounds) == (10, 10)
+        assert rate == 0.5 ** (2 * stats.applied_samples // 4)
 
 
 # --- checkpoints ---------------------------------------------------------------------------
@@ -587,6 +610,8 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
         ({"rate": "cubic"}, "rate must be one of .*, got 'cubic'"),
         ({"trigger": "slowest_batch"}, "'slowest_batch' needs batch="),
         ({"trigger": "timer"}, "'timer' needs period_s="),
+        ({"batch": 64}, "batch= needs trigger='slowest_batch'"),
+        ({"period_s": 1.0}, "period_s= needs trigger='timer'"),
         ({"rate": "linear"}, "rate= needs reference_batch="),
         ({"min_micro_batches": 0}, "min_micro_batches must be above 0, got 0"),
         ({"max_micro_batches": 0}, "max_micro_batches must be above 0, got 0"),

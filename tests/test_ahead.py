@@ -12,7 +12,9 @@ from test_abs import TWO_SPEEDS, resumes_bit_for_bit
 from torch import Tensor
 
 import offbeat
+from offbeat.ahead import Ahead
 from offbeat.clusters import Cluster
+from offbeat.collectives import Layout, Pile, Record
 
 SLOW_NETWORK = Cluster.parse(
     """
@@ -90,6 +92,62 @@ def test_between_rounds_each_worker_is_ahead_by_its_own_steps() -> None:
         assert all(back for _, back in seen)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -> None:
+    """Two rounds are under way when the first arrives: a race that real workers may run into."""
+    torch.manual_seed(0)
+    parameters, layout = [torch.randn(20).to(dtype)], [torch.zeros(20)]
+    ahead = Ahead(parameters, layout, gave=0, alone=False)
+    records = []
+    for round in (1, 2):
+        parameters[0] += torch.randn(20).to(dtype)
+        pile = Pile(Layout(["weight"], [torch.zeros(20)]))
+        ahead.pile_up(pile.flats.views, 1.0)
+        pile.flats.views[0].add_(torch.randn(20))  # another worker's
+        records.append(Record(round, pile.flats, (1.0, 1.0), 2.0, (True,)))
+        ahead.gave(round)
+    for record in records:
+        ahead.take(record)
+    with ahead.agreed():
+        agreed = parameters[0].clone()
+    assert not torch.equal(parameters[0], agreed)
+    ahead.end()
+    assert torch.equal(parameters[0], agreed)
+
+
+def test_looking_at_what_all_agree_on_changes_no_bit() -> None:
+    def look(dp: offbeat.Attachment, model: torch.nn.Module) -> None:
+        with dp.agreed(), dp.agreed():
+            pass
+
+    looked = offbeat.run(lambda: watched(local(), look), SLOW_NETWORK).results
+    ahead = offbeat.run(lambda: watched(local(), lambda *_: None), SLOW_NETWORK).results
+    assert all(same(mine, other) for (_, mine), (_, other) in zip(looked, ahead, strict=True))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda dp, opt: dp.state_dict(), lambda dp, opt: opt.step()],
+    ids=["state_dict", "step"],
+)
+def test_rounds_do_not_go_on_while_the_model_shows_what_all_agree_on(
+    act: Callable[[offbeat.Attachment, torch.optim.Optimizer], Any],
+) -> None:
+    def worker() -> None:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, local()) as dp:
+            for step in range(4):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+            with dp.agreed():
+                act(dp, opt)
+
+    with pytest.raises(RuntimeError, match=r"inside dp.agreed\(\): move it out of that block"):
+        offbeat.run(worker, SLOW_NETWORK)
+
+
 def test_nobody_waits_and_the_batch_adapts_as_ever() -> None:
     def made(algorithm: offbeat.Algorithm) -> offbeat.Stats:
         run = offbeat.run(lambda: train(24, algorithm), SLOW_NETWORK)
@@ -118,6 +176,48 @@ def test_a_gradient_that_is_not_finite_moves_nobody() -> None:
     results = offbeat.run(worker, TWO_SPEEDS).results
     assert all(same(last, results[0]) for last in results)
     assert all(tensor.isfinite().all() for tensor in results[0])
+
+
+def test_a_gradient_that_is_left_out_weighs_nothing_either() -> None:
+    def worker() -> tuple[float, offbeat.Stats]:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        algorithm = local(min_micro_batches=2, max_micro_batches=2)
+        with offbeat.attach(model, opt, algorithm, nonfinite="skip") as dp:
+            for _ in range(2):
+                opt.zero_grad()
+                model.weight.sum().backward()
+                if offbeat.rank() == 0:
+                    model.weight.grad.fill_(float("nan"))
+                opt.step()
+        return model.weight.item(), dp.stats()
+
+    for weight, stats in offbeat.run(worker, Cluster.uniform(2)).results:
+        assert weight == -2.0  # worker 1's two steps, not half of them
+        assert [one.ranks for one in stats.history] == [(1,)]
+        assert stats.pending_samples == 0
+
+
+def test_a_worker_whose_parameters_overflow_goes_back_to_the_base() -> None:
+    def worker() -> tuple[list[Tensor], offbeat.Stats]:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=10.0)
+        with offbeat.attach(model, opt, local(), nonfinite="skip") as dp:
+            for step in range(20):
+                opt.zero_grad()
+                (loss(model, offbeat.rank(), step) / 1000).backward()
+                if offbeat.rank() == 1 and step == 4:
+                    opt.param_groups[0]["params"][0].grad.fill_(1e38)
+                opt.step()
+        return parameters(model), dp.stats()
+
+    results = offbeat.run(worker, SLOW_NETWORK).results
+    for last, stats in results:
+        assert all(tensor.isfinite().all() for tensor in last)
+        assert same(last, results[0][0])
+        assert stats.pending_samples == 0
+        assert sum(1 in one.ranks for one in stats.history) >= 5  # it takes part again
 
 
 @pytest.mark.parametrize("settings", [{}, {"min_batch": 9}])

@@ -30,6 +30,7 @@ class Ahead:
         self._gave = gave
         self._alone = alone
         self._under_way: deque[list[Tensor]] = deque()
+        self._shown = False  # the base is in the parameters, for a while
         self._base = [torch.empty_like(each) for each in like]
         self._copy(self._parameters, self._base)
 
@@ -41,6 +42,10 @@ class Ahead:
 
     def gave(self, rounds: int) -> None:
         """Note that so many rounds, of all, have taken moves; a second one found none to take."""
+        if self._shown:
+            raise RuntimeError(
+                "a step or state_dict() inside dp.agreed(): move it out of that block"
+            )
         for _ in range(rounds - self._gave):
             self._under_way.append(self._moves())
         self._gave = rounds
@@ -57,17 +62,26 @@ class Ahead:
         if record.samples and record.bad is None:
             mean = torch._foreach_div(record.sum.views, record.divisor)
             torch._foreach_add_(self._base, list(mean))
+        if record.bad is not None:  # whose moves have left the numbers goes back to the base
+            for each in (each for moves in (since, *self._under_way) for each in moves):
+                each.nan_to_num_(0.0, 0.0, 0.0)
         self._go_to(since)
+
+    def end(self) -> None:
+        """Have the base in the parameters for good: no moves are left but what was rounded."""
+        self._copy(self._base, self._parameters)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Have the base in the parameters for a while."""
-        since = self._moves()
+        """Have the base in the parameters for a while; then the very bits that were there."""
+        before, shown = [each.detach().clone() for each in self._parameters], self._shown
         self._copy(self._base, self._parameters)
+        self._shown = True
         try:
             yield
         finally:
-            self._go_to(since)
+            self._shown = shown
+            self._copy(before, self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold; after `settle`, so nothing is under way."""

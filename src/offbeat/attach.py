@@ -433,7 +433,10 @@ class Attachment:
             error.everywhere = not record.own
             raise error
         self._stats.skipped_rounds += 1
-        self._replica.dropped_samples += record.samples_by_rank[self.rank]
+        mine = record.samples_by_rank[self.rank]
+        self._replica.dropped_samples += mine
+        if record.moved:  # own steps that are taken back
+            self._stats.applied_samples -= mine
         self._passed_by(record)
 
     def _passed_by(self, record: Record) -> None:

@@ -88,6 +88,7 @@ class Replica:
         self._computed_s: list[float] = []  # of each micro-batch since the last round
         self._own_samples = 0.0  # in own steps since models were averaged
         self._own_used = [False] * len(parameters)  # by parameter: whether they have moved it
+        self._own_is_bad = False  # the latest own step was left out
         self._drifts = False  # models may differ, until they are averaged
         self.ahead: Ahead | None = None
 
@@ -218,7 +219,9 @@ class Replica:
 
     def serve(self) -> Iterator[Record]:
         """Leave: every round of the others, until all have left."""
-        return self._known(self._rounds.leave())
+        yield from self._known(self._rounds.leave())
+        if self.ahead is not None:
+            self.ahead.end()
 
     def settle(self) -> Iterator[Record]:
         """Pause with everyone, between steps: the rounds until all have paused."""
@@ -299,7 +302,8 @@ class Replica:
             self.ahead.gave(self.gave_rounds)
         self.accumulate()
         self._drifts = self.ahead is None
-        if self.pile.bad_parameter is None and self.ahead is None:
+        self._own_is_bad = self.pile.bad_parameter is not None
+        if self._drifts and not self._own_is_bad:
             self._own_samples += self.pile.samples
             self._own_used = list(map(or_, self._own_used, self.pile.used))
         mine = [0.0] * self.world.size
@@ -383,6 +387,8 @@ class Replica:
     def _pile_up_moves(self, pile: Pile) -> None:
         assert self.ahead is not None
         self._count(pile)
+        if self._own_is_bad:  # it has moved nothing, and weighs nothing
+            pile.samples -= self.samples
         self.ahead.pile_up(pile.flats.views, pile.samples)
         pile.used = [True] * len(pile.used)
         pile.bad_parameter = self._bad_parameter(pile, range(len(self.parameters)))

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import Literal, cast
 
 from offbeat.algorithm import Algorithm
@@ -77,7 +77,9 @@ class ABSSGD(Algorithm):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
         for trigger, needed in {"slowest_batch": "batch", "timer": "period_s"}.items():
-            _check(self.trigger != trigger or getattr(self, needed), f"{trigger!r} needs {needed}=")
+            value = getattr(self, needed)
+            _check(self.trigger != trigger or value, f"{trigger!r} needs {needed}=")
+            _check(self.trigger == trigger or value is None, f"{needed}= needs trigger={trigger!r}")
         _check(self.rate == "constant" or self.reference_batch, "rate= needs reference_batch=")
         for name in _ABOVE_0:
             value = getattr(self, name)
@@ -137,7 +139,7 @@ class ABSSGD(Algorithm):
 
     def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
-            if self.reference_batch is None:
+            if self.reference_batch is None or record.bad is not None:  # skipped: not trained on
                 yield record
                 continue
             before = replica.memory.get("samples", 0.0)
@@ -184,6 +186,8 @@ class Phase:
             square = sum(measured.squares) / len(measured.squares)
             noise = (square - measured.mean_square) / (inverse - 1 / batch)
             signal = measured.mean_square - noise / batch
+            if not isfinite(noise + signal):  # a round that is skipped shows nothing
+                return self._size
             self._noise = self._memory * self._noise + (1 - self._memory) * noise
             self._signal = self._memory * self._signal + (1 - self._memory) * signal
             # With little signal left the estimate may be negative: that is noise, too.

@@ -172,8 +172,8 @@ class PartialAllReduce:
         Does not wait. It is late if a round has started since this worker went on to compute it;
         with `hold`, if more rounds than `delay` have started since those parameters. With
         `drop_late` it is then not added. With a `delay`, and without `hold`, the others hear of the
-        arrival when `results` is through: so that the background works while the program computes,
-        not while it applies the round before.
+        arrival when `results` is through, or when the round before ends, if that is later: so that
+        the background does not work while the program applies the round before.
         """
         with self._state:
             if self._away:
