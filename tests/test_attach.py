@@ -783,7 +783,7 @@ def test_wrong_kinds_of_arguments_are_refused() -> None:
 
 
 def test_micro_batches_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="micro_batches must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="micro_batches must be a whole number above 0, got 0"):
         offbeat.SyncSGD(micro_batches=0)
 
 

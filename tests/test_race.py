@@ -87,7 +87,7 @@ def test_settings_get_the_types_of_their_fields() -> None:
         ("eager:quorom=solo", "eager has no setting 'quorom': did you mean 'quorum'"),
         ("eager:late=maybe", "late must be accumulate or drop, got 'maybe'"),
         ("sync:micro_batches=two", "micro_batches must be a whole number, got 'two'"),
-        ("sync:micro_batches=0", "micro_batches must be at least 1, got 0"),
+        ("sync:micro_batches=0", "micro_batches must be a whole number above 0, got 0"),
         ("sync:overlap", "settings look like name=value, got 'overlap'"),
         ("sync:overlap=true,overlap=false", "overlap is given twice"),
         ("msync", "msync needs a value for m: msync:m="),

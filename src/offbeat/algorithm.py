@@ -37,6 +37,13 @@ class Algorithm(ABC):
         """
         return records
 
+    def check_counts(self, *names: str) -> None:
+        """Raise ValueError if one of these settings is no whole number above 0."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+
     @abstractmethod
     def step(self, replica: Replica) -> Iterator[Record]:
         """One micro-batch is done; its gradients are in `.grad`."""

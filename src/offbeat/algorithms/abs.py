@@ -81,6 +81,9 @@ class ABSSGD(Algorithm):
             _check(self.trigger != trigger or value, f"{trigger!r} needs {needed}=")
             _check(self.trigger == trigger or value is None, f"{needed}= needs trigger={trigger!r}")
         _check(self.rate == "constant" or self.reference_batch, "rate= needs reference_batch=")
+        self.check_counts("min_micro_batches")
+        if self.max_micro_batches is not None:
+            self.check_counts("max_micro_batches")
         for name in _ABOVE_0:
             value = getattr(self, name)
             _check(value is None or value > 0, f"{name} must be above 0, got {value}")
@@ -201,10 +204,7 @@ def _check(holds: object, message: str) -> None:
         raise ValueError(message)
 
 
-_ABOVE_0 = (
-    *("min_micro_batches", "max_micro_batches", "batch", "max_batch"),
-    *("period_s", "max_wait_s", "reference_batch"),
-)
+_ABOVE_0 = ("batch", "max_batch", "period_s", "max_wait_s", "reference_batch")
 _WITH_LOCAL_STEPS = {"rate": "constant", "max_wait_s": None}
 _KNOWN = {
     "trigger": ("ready", "back_to_back", "slowest_batch", "timer"),

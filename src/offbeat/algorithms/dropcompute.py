@@ -55,10 +55,7 @@ class DropCompute(Algorithm):
     """How many rounds the automatic threshold is chosen from, and how often."""
 
     def __post_init__(self) -> None:
-        for name in ("micro_batches", "window_rounds"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+        self.check_counts("micro_batches", "window_rounds")
         automatic = self.threshold_s == "auto"
         if not automatic and not isinstance(self.threshold_s, int | float):
             raise ValueError(f'threshold_s must be seconds or "auto", got {self.threshold_s!r}')

@@ -34,10 +34,7 @@ class LBBSP(Algorithm):
     """How much of the old speed stays in the average, each round."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
-            raise ValueError(
-                f"micro_batches must be a whole number above 0, got {self.micro_batches!r}"
-            )
+        self.check_counts("micro_batches")
         if not (isinstance(self.memory, int | float) and 0 <= self.memory < 1):
             raise ValueError(f"memory must be at least 0 and below 1, got {self.memory!r}")
 

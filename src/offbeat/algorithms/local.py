@@ -32,8 +32,7 @@ class LocalSGD(Algorithm):
     """Steps of each worker between two averages."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps must be a whole number above 0, got {self.steps!r}")
+        self.check_counts("steps")
 
     def step(self, replica: Replica) -> Iterator[Record]:
         taken = replica.memory.get("taken", 0) + 1

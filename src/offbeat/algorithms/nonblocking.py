@@ -44,10 +44,7 @@ class NonblockingSGD(Algorithm):
     position: Literal["reset", "carry"] = "reset"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.micro_batches, int) or self.micro_batches < 1:
-            raise ValueError(
-                f"micro_batches must be a whole number above 0, got {self.micro_batches!r}"
-            )
+        self.check_counts("micro_batches")
         for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")

@@ -35,8 +35,7 @@ class SyncSGD(Algorithm):
     """Reduce gradients while backward still runs; without accumulation only."""
 
     def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
+        self.check_counts("micro_batches")
 
     def reduces_next(self, replica: Replica) -> bool:
         return self.overlap and self.micro_batches == 1
