@@ -435,6 +435,7 @@ class Replica:
 
         Into the gradients that are there: they neither alias the buckets, nor cost new memory.
         """
+        sums, grads = [], []
         for parameter, view, used in zip(
             self.parameters, record.sum.views, record.used, strict=True
         ):
@@ -443,7 +444,13 @@ class Replica:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            torch.div(view, record.divisor, out=parameter.grad)
+            sums.append(view)
+            grads.append(parameter.grad)
+        if record.divisor == 1.0:  # one micro-batch alone: to copy is quicker than to divide
+            torch._foreach_copy_(grads, sums)
+            return
+        for view, grad in zip(sums, grads, strict=True):
+            torch.div(view, record.divisor, out=grad)
 
     def applied(self) -> None:
         """A round has been applied, or passed by."""
