@@ -27,8 +27,8 @@ samples of all. What lies beyond the grid was tried for those that it might suit
 rates of 0.1, 0.2 and 1.6, M of 1, 32 and 64. Better were DDP with 1.6, by 2 %, and local SGD with
 an M of 32 on `dynamic`, by 18 %. The point with the shortest time to the target on validation
 images is taken, with a seed of its own; then come fresh seeds and test images. Every worker draws
-from all the data: static shards would favour the data of fast workers. The target counts as reached when the mean of
-five evaluations is, and there a run ends. The rows hold all evaluations.
+from all the data: static shards would favour the data of fast workers. The target counts as
+reached when the mean of five evaluations is, and there a run ends. The rows hold all evaluations.
 
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
     abs, noise   ABSSGD(warm_up_rounds="noise"): without delay until noise dominates
