@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# The store of torch.distributed looks up the name of whoever connects. Where the name server now
+# and then says nothing, that is a wait of 5 seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,21 +6,24 @@ A new algorithm gets a row here. The promises:
   where the order of additions allows it;
 - replicas are bit-identical at the end, whatever the cluster does;
 - no gradient is lost: computed = applied + pending + dropped, at the end with nothing pending;
-- nobody hangs when workers have unequal amounts of data, or none.
+- nobody hangs when workers have unequal amounts of data, or none;
+- nobody trains on alone when a worker is lost: all learn of it, and who it was.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from nets import close, plain, same, train
+from nets import close, loss, net, plain, same, sgd, train
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 
 
@@ -205,10 +208,57 @@ def _train_each(names: list[str], workers: int) -> dict[str, Any]:
     return {name: train(algorithm=ALGORITHMS[name].make(workers), steps=_uneven) for name in names}
 
 
+def _family(name: str) -> str:
+    return name.partition("-")[0]
+
+
+every_family = pytest.mark.parametrize("family", sorted({_family(name) for name in ALGORITHMS}))
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("family", sorted({name.partition("-")[0] for name in ALGORITHMS}))
+@every_family
 def test_the_same_holds_on_real_processes(family: str) -> None:
-    names = [name for name in ALGORITHMS if name.partition("-")[0] == family]
+    names = [name for name in ALGORITHMS if _family(name) == family]
     ended = processes(_train_each, 3, names, 3)
     for name in names:
         _kept([each.result[name] for each in ended], _uneven)
+
+
+def _lose_one(algorithm: offbeat.Algorithm, victim: int, at: int) -> float:
+    """Train until a worker fails; return the seconds until this one has learned of it."""
+    model = net()
+    opt = sgd(model)
+    step, began = 0, time.monotonic()
+    try:
+        with offbeat.attach(model, opt, algorithm, bucket_bytes=64) as dp:
+            while True:
+                opt.zero_grad()
+                loss(model, dp.rank, step).backward()
+                began = time.monotonic()
+                if step == at and dp.rank == victim:
+                    raise KeyError("a bad batch")
+                opt.step()
+                step += 1
+    except WorkerLostError as error:
+        lost = error.rank
+    except KeyError:
+        lost = offbeat.rank()
+    told_s = time.monotonic() - began
+    assert lost == victim
+    assert threading.active_count() == 1, threading.enumerate()
+    return told_s
+
+
+def _lose_one_with_each(names: list[str], workers: int, times: int) -> list[float]:
+    return [
+        _lose_one(ALGORITHMS[name].make(workers), victim=number % workers, at=number % 5)
+        for number, name in enumerate(names * times)
+    ]
+
+
+@pytest.mark.real
+@every_family
+def test_all_learn_of_a_lost_worker(family: str) -> None:
+    names = [name for name in ALGORITHMS if _family(name) == family]
+    for ended in processes(_lose_one_with_each, 4, names, 4, -(-6 // len(names))):
+        assert max(ended.result) < 10

@@ -155,8 +155,9 @@ class RealWorld(ThreadedWorld):
             self._prefixed[thread] = _PrefixStore(self._prefix, self._clients[thread])
         return self._prefixed[thread]
 
-    def await_verdict(self, error: Exception) -> BaseException:
+    def verdict_on(self, error: Exception) -> BaseException:
         """A collective has broken: find out who is gone."""
+        error.__traceback__ = None  # its frames hold the group, and with it the connections open
         self._verdict.wait(_VERDICT_S)
         if self._failure is not None:
             return self._failure
@@ -260,7 +261,10 @@ class _Groups:
         self._where = where
         self._time_out = time_out
         self._groups: dict[str, Any] = {}
-        self.under_way: list[_Work] = []
+        self._lock = threading.Lock()
+        self._under_way: list[_Work] = []
+        self._waiting = 0
+        self._dropped = False
         self.tags = cycle(_TAGS)
 
     def on(self, device_type: str) -> Any:
@@ -284,12 +288,39 @@ class _Groups:
     def _rank(self) -> int:
         return self.members.index(self._world.rank)
 
+    def begun(self, work: _Work) -> None:
+        self._under_way.append(work)
+
+    def wait_for(self, work: _Work) -> None:
+        with self._lock:
+            self._waiting += 1
+        try:
+            work.finish()
+            with suppress(ValueError):  # waited for twice
+                self._under_way.remove(work)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+            if self._dropped:
+                self.drop()
+
     def drop(self) -> None:
-        """Close the connections: a collective under way would keep them open, so let go of all."""
-        for work in self.under_way:
+        """Close the connections: a collective under way would keep them open, so let go of all.
+
+        Of all at once. While a thread is blocked in one, its connections stay open, and on an open
+        connection Gloo reads nothing more behind a message whose receiver has gone, not even that
+        the connection has ended; and who waits for a message that was taken back waits for ever.
+        So then the blocked thread does this when it is through: that comes, since a collective that
+        all have joined completes, and one that a worker has not joined is broken by that worker.
+        """
+        self._dropped = True
+        with self._lock:
+            if self._waiting:
+                return
+            works, self._under_way = self._under_way, []
+            self._groups.clear()
+        for work in works:
             work.let_go()
-        self.under_way.clear()
-        self._groups.clear()
 
 
 class _Work:
@@ -297,17 +328,15 @@ class _Work:
         self._world = world
         self._groups = groups
         self._work = work
-        groups.under_way.append(self)
+        groups.begun(self)
 
     def wait(self) -> None:
         try:
-            self._finish()
+            self._groups.wait_for(self)
         except (RuntimeError, AttributeError) as error:  # AttributeError: let go of
-            raise self._world.await_verdict(error) from error
-        with suppress(ValueError):  # dropped while it was waited for
-            self._groups.under_way.remove(self)
+            raise self._world.verdict_on(error) from error
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         self._work.wait()
 
     def let_go(self) -> None:
@@ -339,7 +368,7 @@ class _SmallAllReduce(_Work):
             works = [group.send([tensor], 0, asked), group.recv([tensor], 0, self._answered)]
         super().__init__(world, groups, works)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         if self._is_first:
             self._room.rows[0].copy_(self._tensor)
             self._finish_all()
@@ -413,9 +442,15 @@ class _Channel(base.Channel):
     def _begin(self, begin: Callable[[], _Work]) -> base.Work:
         self._world.check()
         try:
-            return begin()
+            work = begin()
         except RuntimeError as error:
-            raise self._world.await_verdict(error) from error
+            raise self._world.verdict_on(error) from error
+        try:
+            self._world.check()
+        except BaseException:  # the groups were dropped, perhaps before this work was under way
+            self._groups.drop()
+            raise
+        return work
 
 
 class _Control(base.Control):
@@ -455,7 +490,8 @@ class _Control(base.Control):
 class _Pool:
     """Clients of the job's store, used again from one world to the next.
 
-    A new one is a new connection, and now and then the store takes 5 seconds to answer one.
+    A new one is a new connection, and the store looks up the name of whoever connects: where no
+    name server answers, that takes 5 seconds.
     """
 
     def __init__(self) -> None:

@@ -44,9 +44,10 @@ class ThreadedWorld(World):
         return time.monotonic() - self._began
 
     def sleep_until(self, moment: float) -> None:
+        self.check()  # a worker that need not wait for anybody learns of a loss here
         while (rest_s := moment - self.now()) > 0:
-            self.check()
             time.sleep(min(rest_s, 0.25))
+            self.check()
 
     def condition(self, name: str) -> base.Condition:
         condition = _Condition(self)
@@ -127,12 +128,13 @@ class _Condition(base.Condition):
         self._condition.release()
 
     def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
+        self._world.check()
         while not predicate():
-            self._world.check()
             rest_s = None if until is None else until - self._world.now()
             if rest_s is not None and rest_s <= 0:
                 return False
             self._condition.wait(rest_s)
+            self._world.check()
         return True
 
     def notify_all(self) -> None:
