@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from math import isfinite
 from operator import or_
 from struct import pack
 from typing import Any
@@ -381,7 +380,7 @@ class Replica:
 
     def _pile_up(self, pile: Pile) -> None:
         self.pile = pile
-        self.gather(range(len(self.parameters)))
+        self.gather(range(len(self.parameters)), look=False)
         self._count(pile)
 
     def _pile_up_moves(self, pile: Pile) -> None:
@@ -391,7 +390,7 @@ class Replica:
             pile.samples -= self.samples
         self.ahead.pile_up(pile.flats.views, pile.samples)
         pile.used = [True] * len(pile.used)
-        pile.bad_parameter = self._bad_parameter(pile, range(len(self.parameters)))
+        pile.unseen = True
 
     def _count(self, pile: Pile) -> None:
         self.arrival = "on time"
@@ -469,10 +468,11 @@ class Replica:
 
     # --- gradients onto the pile -----------------------------------------------------------
 
-    def gather(self, numbers: Sequence[int], nothing: bool = False) -> None:
+    def gather(self, numbers: Sequence[int], nothing: bool = False, look: bool = True) -> None:
         """Add `.grad` of these parameters, all of one or more buckets, to the pile.
 
-        Times samples: the pile is a sum.
+        Times samples: the pile is a sum. Without `look`, whoever takes the pile sees whether its
+        numbers are finite.
         """
         pile = self.pile
         if not pile.micro_batches and self.world.size == 1 and self._weighs and self.samples:
@@ -505,21 +505,15 @@ class Replica:
             if weight != 1.0:
                 for bucket in self.layout.buckets_of(numbers):
                     pile.flats.bodies[bucket].mul_(weight)
-        if pile.bad_parameter is None and not nothing:
-            # Now, while the numbers are still in the cache, and each worker knows its own.
-            pile.bad_parameter = self._bad_parameter(pile, numbers)
+        if not look:
+            pile.unseen = True
+        elif not nothing:  # now, while the numbers are still in the cache, and this worker's own
+            pile.look_for_bad(numbers)
 
     def compute_s(self) -> float:
         """Seconds that the modelled device needs for the micro-batch at hand."""
         samples = self._declared_samples - self._charged_samples
         return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
-
-    def _bad_parameter(self, pile: Pile, numbers: Sequence[int]) -> int | None:
-        """The first of these whose sum on the pile is NaN or infinite."""
-        flats, buckets = pile.flats, self.layout.buckets_of(numbers)
-        if all(isfinite(flats.bodies[bucket].sum().item()) for bucket in buckets):
-            return None
-        return next((n for n in numbers if not flats.views[n].isfinite().all()), None)
 
 
 def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:

@@ -7,7 +7,7 @@ float32: a sum over workers of gradients times samples does not fit into 8 bits 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_double, c_float
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class Layout:
             close(kind)
         self.slots = tuple(slots[number] for number in range(len(self.parameters)))
 
-    def buckets_of(self, numbers: Sequence[int]) -> set[int]:
+    def buckets_of(self, numbers: Iterable[int]) -> set[int]:
         """Which buckets hold these parameters."""
         return {self.slots[number].bucket for number in numbers}
 

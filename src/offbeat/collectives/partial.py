@@ -573,7 +573,7 @@ class PartialAllReduce:
             age=0 if self._away else round + 1 - max(self._taken, self._resumes_after),
             stale=0 if pile.oldest_round is None else round - pile.oldest_round + 1,
             stale_samples=pile.samples * round - pile.known_samples,
-            bad=0 if pile.bad_parameter is None else pile.bad_parameter + 1,
+            bad=0.0,  # unless the round finds one
             seconds=self._seconds,
             square=_square(pile) / pile.samples**2 if self._choose and pile.samples else 0.0,
         )
@@ -583,6 +583,10 @@ class PartialAllReduce:
         flats = pile.flats
         if not pile.micro_batches:
             pile.zero()
+        if pile.unseen:  # not by the program: it has better things to do
+            pile.look_for_bad()
+        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
+        share = share._replace(bad=bad)
         flats.write_margin(written(share, pile.used, self._world.rank, self._world.size))
         pile.blank = False
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:

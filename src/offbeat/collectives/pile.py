@@ -6,6 +6,8 @@ have a gradient, how old the oldest one is, whether one was not finite.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from offbeat.collectives.layout import Flats, Layout
@@ -15,6 +17,7 @@ class Pile:
     """A gradient-sized buffer that grows by micro-batches, until a round takes it."""
 
     def __init__(self, layout: Layout, margin: int = 0) -> None:
+        self.layout = layout
         self.flats = Flats(layout, margin)
         self.blank = True
         """Whether the buffer holds zeros, as long as nothing is piled up."""
@@ -37,10 +40,23 @@ class Pile:
         self.known_samples = 0.0
         """The sum of samples times the rounds that their gradient knew of."""
         self.bad_parameter: int | None = None
-        """The first one whose gradient was NaN or infinite."""
+        """The first one whose gradient was NaN or infinite, of those that were looked at."""
+        self.unseen = False
+        """Whether gradients were piled up that nobody has looked at."""
         self.unit = 1.0
         """The samples that count as weight 1. A worker alone takes its first micro-batch's, so
         that weighing and dividing change no bit of a lone gradient."""
+
+    def look_for_bad(self, numbers: Iterable[int] | None = None) -> None:
+        """See whether the sums of these parameters, or of all, are finite: whole buckets."""
+        self.unseen = False
+        if self.bad_parameter is not None:
+            return
+        numbers = range(len(self.flats.views)) if numbers is None else tuple(numbers)
+        buckets = self.layout.buckets_of(numbers)
+        if not all(isfinite(self.flats.bodies[bucket].sum().item()) for bucket in buckets):
+            bad = (number for number in numbers if not self.flats.views[number].isfinite().all())
+            self.bad_parameter = next(bad, None)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold of it."""
@@ -51,6 +67,7 @@ class Pile:
             "oldest_round": self.oldest_round,
             "known_samples": self.known_samples,
             "bad_parameter": self.bad_parameter,
+            "unseen": self.unseen,
             "unit": self.unit,
             "flats": [tensor.clone() for tensor in self.flats.tensors] if self.samples else [],
         }
