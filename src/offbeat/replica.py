@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from operator import or_
 from struct import pack
 from typing import Any
 
@@ -37,8 +36,8 @@ from offbeat.collectives import (
     Pile,
     Record,
     Rules,
-    different_rates,
 )
+from offbeat.drift import Drift
 from offbeat.errors import GradientError
 from offbeat.overlap import Overlap
 from offbeat.worlds import Channel, World
@@ -85,10 +84,8 @@ class Replica:
         self._declared_samples = 0.0
         self._charged_samples = 0.0
         self._computed_s: list[float] = []  # of each micro-batch since the last round
-        self._own_samples = 0.0  # in own steps since models were averaged
-        self._own_used = [False] * len(parameters)  # by parameter: whether they have moved it
+        self._drift = Drift(world, self.models, self.parameters)
         self._own_is_bad = False  # the latest own step was left out
-        self._drifts = False  # models may differ, until they are averaged
         self.ahead: Ahead | None = None
 
     # --- what an algorithm calls: rounds of everyone ---------------------------------------
@@ -246,10 +243,7 @@ class Replica:
             "partial": None if self._partial is None else self._partial.state_dict(),
             "memory": deepcopy(self.memory),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
-            "own_samples": self._own_samples,
-            "own_used": list(self._own_used),
-            # attach() gives all workers one model: what own steps have made of it is kept here.
-            "own": [each.detach().clone() for each in self.parameters if self._drifts],
+            "drift": self._drift.state_dict(),
             "ahead": None if self.ahead is None else self.ahead.state_dict(),
             "overlap": self.overlap.on,
         }
@@ -264,12 +258,7 @@ class Replica:
         self.memory = deepcopy(state["memory"])
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
-        self._own_samples = state["own_samples"]
-        self._own_used = list(state["own_used"])
-        self._drifts = bool(state["own"])
-        with torch.no_grad():
-            for parameter, saved in zip(self.parameters, state["own"], strict=False):
-                parameter.copy_(saved)
+        self._drift.load_state_dict(state["drift"])
         if self.ahead is not None:
             self.ahead.load_state_dict(state["ahead"], self.gave_rounds)
         self.overlap.on = state["overlap"]
@@ -300,11 +289,9 @@ class Replica:
         if self.ahead is not None:
             self.ahead.gave(self.gave_rounds)
         self.accumulate()
-        self._drifts = self.ahead is None
         self._own_is_bad = self.pile.bad_parameter is not None
-        if self._drifts and not self._own_is_bad:
-            self._own_samples += self.pile.samples
-            self._own_used = list(map(or_, self._own_used, self.pile.used))
+        if self.ahead is None:
+            self._drift.step(self.pile)
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.pile.samples
         return Record(
@@ -328,33 +315,11 @@ class Replica:
         Parameters that nobody has stepped since stay as they are, to the bit. Returns how many
         workers go on; None if nobody does, and nobody has made a step since.
         """
-        size = self.world.size
-        rate = 0.0 if leaving else self.learning_rates()  # a rest at the end steps no scheduler
-        by_rank = [0.0] * (3 * size)
-        by_rank[self.world.rank :: size] = self._own_samples, rate, float(leaving)
-        header = torch.tensor([*by_rank, *self._own_used], dtype=torch.float64)
-        self.models.all_reduce(header).wait()
-        samples, rates, leaves = header[: 3 * size].view(3, size).tolist()
-        used = header[3 * size :].tolist()
-        if (disagreement := different_rates(self.round, rates)) is not None:
-            raise disagreement
-        if all(leaves) and not any(samples):
-            return None
-        self.round += 1
-        if any(samples):
-            weight, flats = self._own_samples / sum(samples), self.pile.flats
-            with torch.no_grad():
-                torch._foreach_copy_(flats.views, list(self.parameters))
-                for tensor in flats.tensors:
-                    self.models.all_reduce(tensor.mul_(weight)).wait()
-                for parameter, mean, users in zip(self.parameters, flats.views, used, strict=True):
-                    if users:
-                        parameter.copy_(mean)
+        going_on = self._drift.average(self.round, self.learning_rates(), leaving, self.pile.flats)
+        if going_on is not None:
+            self.round += 1
             self.pile.clear()
-        self._own_samples = 0.0
-        self._own_used = [False] * len(self.parameters)
-        self._drifts = False
-        return size - int(sum(leaves))
+        return going_on
 
     def share(self, numbers: Sequence[float]) -> list[list[float]]:
         """Tell everyone as many numbers, and return all workers', by rank; everyone calls this."""

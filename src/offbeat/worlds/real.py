@@ -269,12 +269,12 @@ class _Groups:
 
     def on(self, device_type: str) -> Any:
         """Return the group for such tensors; made at first use, which all members share."""
-        if device_type not in self._groups:
+        group: Any = self._groups.get(device_type)
+        if group is None:
             where, size = f"{self._where}/{device_type}", len(self.members)
             # Making a group cannot be interrupted, so first see that everyone is there to do it.
             self._world.barrier(f"make/{where}", size)
             store, rank = _PrefixStore(where, self._world.client()), self._rank
-            group: Any
             if device_type == "cpu":
                 group = dist.ProcessGroupGloo(store, rank, size, self._time_out)
             else:
@@ -282,7 +282,7 @@ class _Groups:
                 options._timeout = self._time_out
                 group = dist.ProcessGroupNCCL(store, rank, size, options)
             self._groups[device_type] = group
-        return self._groups[device_type]
+        return group
 
     @property
     def _rank(self) -> int:
@@ -317,10 +317,10 @@ class _Groups:
         with self._lock:
             if self._waiting:
                 return
-            works, self._under_way = self._under_way, []
+            for work in self._under_way:
+                work.let_go()
+            self._under_way.clear()
             self._groups.clear()
-        for work in works:
-            work.let_go()
 
 
 class _Work:
