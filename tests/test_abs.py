@@ -614,6 +614,8 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
         ({"period_s": 1.0}, "period_s= needs trigger='timer'"),
         ({"rate": "linear"}, "rate= needs reference_batch="),
         ({"min_micro_batches": 0}, "min_micro_batches must be a whole number above 0, got 0"),
+        ({"local_steps": "no"}, "local_steps must be True or False, got 'no'"),
+        ({"apply_on_arrival": 2}, "apply_on_arrival must be True or False, got 2"),
         ({"max_micro_batches": 2.5}, "max_micro_batches must be a whole number above 0, got 2.5"),
         ({"trigger": "timer", "period_s": -1.0}, "period_s must be above 0, got -1.0"),
         ({"trigger": "slowest_batch", "batch": -4}, "batch must be above 0, got -4"),

@@ -381,6 +381,7 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     [
         ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
         ({"micro_batches": 2.5}, "micro_batches must be a whole number above 0, got 2.5"),
+        ({"bank": "no"}, "bank must be True or False, got 'no'"),
         ({"window_rounds": 0}, "window_rounds must be a whole number above 0, got 0"),
         ({"window_rounds": float("nan")}, "window_rounds must be a whole number above 0, got nan"),
         ({"threshold_s": None}, 'threshold_s must be seconds or "auto", got None'),

@@ -207,7 +207,8 @@ def test_unknown_policies_are_refused(settings: dict[str, Any], message: str) ->
         (offbeat.EagerSGD(1.5), "a fraction of workers must be above 0 and at most 1, got 1.5"),
         (offbeat.EagerSGD("most"), "quorum must be .*, got 'most'"),
         (offbeat.EagerSGD(max_staleness_rounds=-1), "max_staleness_rounds must be 0 or more"),
-        (offbeat.MSyncSGD(12), "quorum must be between 1 and the 8 workers, got 12"),
+        (offbeat.MSyncSGD(12), "m must be between 1 and the 8 workers, got 12"),
+        (offbeat.MSyncSGD(0), "m must be between 1 and the 8 workers, got 0"),
         (offbeat.MSyncSGD("best"), 'm must be a number, a fraction or "auto"'),  # type: ignore[arg-type]
     ],
 )

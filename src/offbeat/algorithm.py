@@ -44,6 +44,12 @@ class Algorithm(ABC):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
 
+    def check_switches(self, *names: str) -> None:
+        """Raise ValueError if one of these settings is neither True nor False."""
+        for name in names:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+
     @abstractmethod
     def step(self, replica: Replica) -> Iterator[Record]:
         """One micro-batch is done; its gradients are in `.grad`."""

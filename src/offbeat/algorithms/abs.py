@@ -82,6 +82,7 @@ class ABSSGD(Algorithm):
             _check(self.trigger == trigger or value is None, f"{needed}= needs trigger={trigger!r}")
         _check(self.rate == "constant" or self.reference_batch, "rate= needs reference_batch=")
         self.check_counts("min_micro_batches")
+        self.check_switches("apply_on_arrival", "local_steps")
         if self.max_micro_batches is not None:
             self.check_counts("max_micro_batches")
         for name in _ABOVE_0:

@@ -56,6 +56,7 @@ class DropCompute(Algorithm):
 
     def __post_init__(self) -> None:
         self.check_counts("micro_batches", "window_rounds")
+        self.check_switches("bank")
         automatic = self.threshold_s == "auto"
         if not automatic and not isinstance(self.threshold_s, int | float):
             raise ValueError(f'threshold_s must be seconds or "auto", got {self.threshold_s!r}')

@@ -36,6 +36,7 @@ class SyncSGD(Algorithm):
 
     def __post_init__(self) -> None:
         self.check_counts("micro_batches")
+        self.check_switches("overlap")
 
     def reduces_next(self, replica: Replica) -> bool:
         return self.overlap and self.micro_batches == 1
