@@ -34,9 +34,7 @@ class MSyncSGD(Algorithm):
     """A number of workers, a fraction of them, or "auto": chosen anew from what rounds show."""
 
     def check(self, size: int) -> None:
-        if isinstance(self.m, int) and not 1 <= self.m <= size:
-            raise ValueError(f"m must be between 1 and the {size} workers, got {self.m}")
-        Quorum.of(self._first(size), size)
+        Quorum.of(self._first(size), size, called="m")
 
     def start(self, replica: Replica) -> None:
         choose = Choice(replica.world.size) if self.m == "auto" else None

@@ -103,6 +103,6 @@ class FullAllReduce:
     def _written(self, pile: Pile, mine: Contribution) -> list[float]:
         """By rank: samples | learning rates | bad + 1; used by parameter | leaving | changed."""
         by_rank = [0.0] * (3 * self._world.size)
-        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        by_rank[self._world.rank :: self._world.size] = pile.samples, mine.learning_rates, bad
+        mine_by_rank = pile.samples, mine.learning_rates, pile.bad_slot
+        by_rank[self._world.rank :: self._world.size] = mine_by_rank
         return [*by_rank, *pile.used, mine.leaving, mine.changed]

@@ -585,8 +585,7 @@ class PartialAllReduce:
             pile.zero()
         if pile.unseen:  # not by the program: it has better things to do
             pile.look_for_bad()
-        bad = 0 if pile.bad_parameter is None else pile.bad_parameter + 1
-        share = share._replace(bad=bad)
+        share = share._replace(bad=pile.bad_slot)
         flats.write_margin(written(share, pile.used, self._world.rank, self._world.size))
         pile.blank = False
         for work in [self._channel.all_reduce(tensor) for tensor in flats.tensors]:

@@ -58,6 +58,11 @@ class Pile:
             bad = (number for number in numbers if not self.flats.views[number].isfinite().all())
             self.bad_parameter = next(bad, None)
 
+    @property
+    def bad_slot(self) -> int:
+        """What a header says of it: the bad parameter + 1, or 0; `first_bad` reads it."""
+        return 0 if self.bad_parameter is None else self.bad_parameter + 1
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold of it."""
         return {

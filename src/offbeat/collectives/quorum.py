@@ -32,8 +32,8 @@ class Quorum:
     needed: int
 
     @classmethod
-    def of(cls, quorum: str | int | float, size: int) -> Quorum:
-        """Read a user's word or number for a cluster of `size` workers."""
+    def of(cls, quorum: str | int | float, size: int, called: str = "quorum") -> Quorum:
+        """Read a user's word or number, of a setting so called, for a cluster of `size` workers."""
         if isinstance(quorum, bool) or not isinstance(quorum, str | int | float):
             raise ValueError(f"{_KNOWN}, got {quorum!r}")
         if isinstance(quorum, float):
@@ -43,7 +43,7 @@ class Quorum:
                 )
             return cls(None, max(1, math.ceil(round(quorum * size, 9))))  # 0.07 * 100 is above 7
         if isinstance(quorum, int):
-            return cls(None, _between("quorum", quorum, size))
+            return cls(None, _between(called, quorum, size))
         match quorum.split(":"):
             case ["solo"]:
                 return cls(None, 1)
