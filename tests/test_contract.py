@@ -261,4 +261,4 @@ def _lose_one_with_each(names: list[str], workers: int, times: int) -> list[floa
 def test_all_learn_of_a_lost_worker(family: str) -> None:
     names = [name for name in ALGORITHMS if _family(name) == family]
     for ended in processes(_lose_one_with_each, 4, names, 4, -(-6 // len(names))):
-        assert max(ended.result) < 10
+        assert max(ended.result) < 20

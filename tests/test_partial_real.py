@@ -216,5 +216,5 @@ def test_a_worker_killed_in_the_middle_of_rounds_ends_every_other_and_is_named(
         rank, message, told_s, rounds = ended.result
         assert rank == 2
         assert "worker 2 was lost" in message
-        assert told_s < 5
+        assert told_s < 20  # 0.1 s on a quiet machine; time-outs take minutes
         assert rounds > 5

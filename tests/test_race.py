@@ -498,8 +498,8 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def _interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
-    """Press Ctrl-C in the second run; return how long its workers lived on, and what it said."""
+def _interrupted(process: subprocess.Popen[str], real: int) -> tuple[float, str]:
+    """Press Ctrl-C in the second run; return how long its real workers lived on, and its words."""
     assert process.stderr is not None
     said = process.stderr.readline()
     while not said.startswith("1/"):
@@ -507,6 +507,7 @@ def _interrupted(process: subprocess.Popen[str]) -> tuple[float, str]:
         assert said, "it ended too early"
     time.sleep(0.5)
     workers = _children(process.pid)
+    assert len(workers) == real
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
     while any(_runs(worker) for worker in workers):
@@ -534,7 +535,7 @@ def test_ctrl_c_writes_what_was_measured(tmp_path: Path) -> None:
     outputs = ("--json", figures, "--records", records)
     arguments = ("--task", "quadratic", "--until", "100s", "--seeds", "100", "--rates", "1")
     process = _started("sync", "eager", *arguments, *outputs)
-    _, errors = _interrupted(process)
+    _, errors = _interrupted(process, real=0)
     assert process.returncode == 130
     assert "Traceback" not in errors
     written = json.loads(figures.read_text())
@@ -593,14 +594,14 @@ def test_a_real_worker_that_fails_is_named(
 
 
 @pytest.mark.real
-def test_ctrl_c_ends_real_workers_within_a_second(pair: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_real_workers_soon(pair: Path, tmp_path: Path) -> None:
     figures = tmp_path / "race.json"
     arguments = ("--cluster", pair, "--world", "real", "--json", figures, "--seeds", "100")
     arguments += ("--task", "quadratic", "--until", "2s", "--rates", "1")
     process = _started("sync", "eager", *arguments)
-    took, errors = _interrupted(process)
+    took, errors = _interrupted(process, real=2)
     assert process.returncode == 130
-    assert 0.0 < took < 1.0
+    assert took < 5.0  # 0.01 s on a quiet machine
     assert "Traceback" not in errors
     assert json.loads(figures.read_text())["runs"]
     deadline = time.monotonic() + 5.0

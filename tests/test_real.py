@@ -207,7 +207,7 @@ def test_a_lost_worker_ends_the_run_on_every_rank_and_is_named(how: str, victim:
         assert rank == victim
         assert f"worker {victim} was lost" in message
         assert how != "raise" or "KeyError: 'a bad batch'" in message
-        assert told_s < 5
+        assert told_s < 20  # 0.1 s on a quiet machine; time-outs take minutes
 
 
 def _stopped() -> int:
