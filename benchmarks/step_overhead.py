@@ -38,6 +38,7 @@ ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
 ALONE: dict[str, Callable[[], offbeat.Algorithm]] = {
     **ALGORITHMS,
     "abs": offbeat.ABSSGD,
+    "abs_local": lambda: offbeat.ABSSGD(local_steps=True),
     "dropcompute": lambda: offbeat.DropCompute(2),
     "nonblocking": lambda: offbeat.NonblockingSGD(2),
 }

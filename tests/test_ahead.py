@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 import offbeat
 from offbeat.ahead import Ahead
 from offbeat.clusters import Cluster
-from offbeat.collectives import Layout, Pile, Record
+from offbeat.collectives import Flats, Layout, Record
 
 SLOW_NETWORK = Cluster.parse(
     """
@@ -96,16 +97,16 @@ def test_between_rounds_each_worker_is_ahead_by_its_own_steps() -> None:
 def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -> None:
     """Two rounds are under way when the first arrives: a race that real workers may run into."""
     torch.manual_seed(0)
-    parameters, layout = [torch.randn(20).to(dtype)], [torch.zeros(20)]
-    ahead = Ahead(parameters, layout, gave=0, alone=False)
+    parameters = [torch.randn(20).to(dtype)]
+    layout = Layout(["weight"], parameters)
+    ahead = Ahead(layout, alone=False)
     records = []
     for round in (1, 2):
         parameters[0] += torch.randn(20).to(dtype)
-        pile = Pile(Layout(["weight"], [torch.zeros(20)]))
-        ahead.pile_up(pile.flats.views, 1.0)
-        pile.flats.views[0].add_(torch.randn(20))  # another worker's
-        records.append(Record(round, pile.flats, (1.0, 1.0), 2.0, (True,)))
-        ahead.gave(round)
+        sum = Flats(layout)
+        ahead.give(round, sum, 1.0)
+        sum.views[0].add_(torch.randn(20))  # another worker's
+        records.append(Record(round, sum, (1.0, 1.0), 2.0, (True,)))
     for record in records:
         ahead.take(record)
     with ahead.agreed():
@@ -238,3 +239,36 @@ def test_settings_that_do_not_go_with_it_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         local(**settings)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "most"),
+    [(offbeat.SyncSGD(), 1), (offbeat.ABSSGD(), 2), (local(), 3)],
+    ids=["sync", "abs", "abs local"],
+)
+def test_how_many_gradients_are_kept_beyond_plain_training(
+    algorithm: offbeat.Algorithm, most: int
+) -> None:
+    numbers = 200_000  # too many for the short cuts that small models take
+
+    def worker() -> int:
+        model = torch.nn.Linear(numbers, 1, bias=False)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = 0
+        with offbeat.attach(model, opt, algorithm):
+            for _ in range(12):
+                opt.zero_grad()
+                model(torch.ones(numbers)).sum().backward()
+                opt.step()
+                if offbeat.rank() == 0:  # the fastest, which counts those of all
+                    kept = max(kept, sum(is_ours(each) for each in gc.get_objects()))
+        return kept
+
+    def is_ours(thing: object) -> bool:
+        made: list[Tensor] = vars(thing).get("tensors", []) if type(thing) is Flats else []
+        return any(tensor.numel() >= numbers for tensor in made)
+
+    gc.collect()  # those of the runs before
+    kept = max(offbeat.run(worker, SLOW_NETWORK).results)
+    assert kept <= most * SLOW_NETWORK.workers
+    assert kept > (most - 1) * SLOW_NETWORK.workers

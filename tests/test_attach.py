@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -727,6 +729,20 @@ def test_an_optimizer_can_be_attached_again_after_its_block() -> None:
             loss(model, 0, 0).backward()
             opt.step()
         assert dp.round == 1
+
+
+def test_nothing_is_kept_of_what_was_attached() -> None:
+    def worker() -> weakref.ref[torch.nn.Module]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt):
+            loss(model, 0, 0).backward()
+            opt.step()
+        return weakref.ref(model)
+
+    model = offbeat.run(worker, Cluster.uniform(1)).results[0]
+    gc.collect()
+    assert model() is None
 
 
 def test_two_attachments_to_one_optimizer_are_refused() -> None:

@@ -1,10 +1,19 @@
 """Going ahead of the rounds: one's own gradients are applied at once, the others' when they come.
 
-    parameters = base + moves under way + moves since
+    parameters = base + own moves
 
 The *base* has everything of all rounds that this worker knows of, and nothing else: it is the same
 on every worker, bit for bit. A *move* is how far this worker's own steps have carried it. Rounds
 average moves; when one arrives, the worker's own move in it gives way to the mean of all.
+
+For that it remembers its *place* when it gave its move away: base + move. What it has moved since
+stays, so the parameters go from there to the new base by the difference of the two.
+
+                  place given away      parameters now
+    old base ──────────┬──────────────────────┬
+    new base ──────────────┬──────────────────────┬          all else is shifted as far
+
+Base, place and the move on its way are the three gradient-sized buffers that this needs.
 """
 
 from __future__ import annotations
@@ -17,103 +26,109 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Record
+from offbeat.collectives import Flats, Layout, Record
 
 
 class Ahead:
-    """A worker's base, and its own moves that are not in it."""
+    """A worker's base, and its places when it gave moves to rounds that it does not know yet."""
 
-    def __init__(
-        self, parameters: Sequence[Tensor], like: Sequence[Tensor], gave: int, alone: bool
-    ) -> None:
-        self._parameters = list(parameters)
-        self._gave = gave
+    def __init__(self, layout: Layout, alone: bool) -> None:
+        self._layout = layout
+        self._parameters = layout.parameters
         self._alone = alone
-        self._under_way: deque[list[Tensor]] = deque()
+        self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
+        self._spare: list[Flats] = []
         self._shown = False  # the base is in the parameters, for a while
-        self._base = [torch.empty_like(each) for each in like]
-        self._copy(self._parameters, self._base)
+        self._base = Flats(layout)
+        _copy(self._parameters, self._base.views)
 
-    @torch.no_grad()
-    def pile_up(self, into: Sequence[Tensor], weight: float) -> None:
-        """Write this worker's moves since the last round that took them, times a weight."""
-        torch._foreach_copy_(list(into), self._moves())
-        torch._foreach_mul_(list(into), weight)
-
-    def gave(self, rounds: int) -> None:
-        """Note that so many rounds, of all, have taken moves; a second one found none to take."""
+    def check(self) -> None:
+        """Raise unless the parameters are this worker's own."""
         if self._shown:
             raise RuntimeError(
                 "a step or state_dict() inside dp.agreed(): move it out of that block"
             )
-        for _ in range(rounds - self._gave):
-            self._under_way.append(self._moves())
-        self._gave = rounds
+
+    @torch.no_grad()
+    def give(self, round: int, into: Flats, weight: float) -> None:
+        """Write this worker's moves that no round has taken, times a weight: this round does."""
+        self.check()
+        place = self._spare.pop() if self._spare else Flats(self._layout)
+        _copy(self._parameters, place.views)
+        since = self._places[-1][1] if self._places else self._base
+        for move, now, before in zip(into.bodies, place.bodies, since.bodies, strict=True):
+            torch.sub(now, before, out=move).mul_(weight)
+        self._places.append((round, place))
 
     @torch.no_grad()
     def take(self, record: Record) -> None:
         """Put the mean of everyone's moves in place of one's own."""
-        if self._alone:  # one's own are the mean, without the rounding
-            self._under_way.popleft()
-            self._copy(self._parameters, self._base)
-            return
-        since = self._moves()
-        self._under_way.popleft()
-        if record.samples and record.bad is None:
-            mean = torch._foreach_div(record.sum.views, record.divisor)
-            torch._foreach_add_(self._base, list(mean))
-        if record.bad is not None:  # whose moves have left the numbers goes back to the base
-            for each in (each for moves in (since, *self._under_way) for each in moves):
-                each.nan_to_num_(0.0, 0.0, 0.0)
-        self._go_to(since)
+        place = self._places.popleft()[1] if self._gave_to(record) else None
+        good = bool(record.samples) and record.bad is None
+        if good and self._alone and place is not None:  # one's own are the mean, without rounding
+            self._base, place = place, self._base
+        else:
+            if good:
+                _add(self._base.bodies, record.sum.bodies, 1 / record.divisor)
+            if place is not None:
+                for base, before in zip(self._base.bodies, place.bodies, strict=True):
+                    torch.sub(base, before, out=before)
+                self._shift(place, 1.0)
+            elif good:
+                self._shift(record.sum, 1 / record.divisor)
+            if record.bad is not None:
+                self._return_to_numbers()
+        if place is not None:
+            self._spare.append(place)
 
     def end(self) -> None:
         """Have the base in the parameters for good: no moves are left but what was rounded."""
-        self._copy(self._base, self._parameters)
+        _copy(self._base.views, self._parameters)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """Have the base in the parameters for a while; then the very bits that were there."""
         before, shown = [each.detach().clone() for each in self._parameters], self._shown
-        self._copy(self._base, self._parameters)
+        _copy(self._base.views, self._parameters)
         self._shown = True
         try:
             yield
         finally:
             self._shown = shown
-            self._copy(before, self._parameters)
+            _copy(before, self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold; after `settle`, so nothing is under way."""
         return {
-            "base": [each.clone() for each in self._base],
+            "base": [each.clone() for each in self._base.views],
             "parameters": [each.detach().clone() for each in self._parameters],
         }
 
-    def load_state_dict(self, state: dict[str, Any], gave: int) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved, the parameters included."""
-        self._gave = gave
-        self._copy(state["base"], self._base)
-        self._copy(state["parameters"], self._parameters)
+        _copy(state["base"], self._base.views)
+        _copy(state["parameters"], self._parameters)
 
-    @torch.no_grad()
-    def _moves(self) -> list[Tensor]:
-        """Those since the last round that took them."""
-        moves = [
-            each.to(base.dtype) for each, base in zip(self._parameters, self._base, strict=True)
-        ]
-        moves = list(torch._foreach_sub(moves, self._base))
-        for given in self._under_way:
-            torch._foreach_sub_(moves, given)
-        return moves
+    def _gave_to(self, record: Record) -> bool:
+        return bool(self._places) and self._places[0][0] == record.round
 
-    @torch.no_grad()
-    def _go_to(self, since: Sequence[Tensor]) -> None:
-        place = list(torch._foreach_add(self._base, list(since)))
-        for given in self._under_way:
-            torch._foreach_add_(place, given)
-        self._copy(place, self._parameters)
+    def _shift(self, by: Flats, scale: float) -> None:
+        """Move all that comes after the base."""
+        _add(self._parameters, by.views, scale)
+        for _, place in self._places:
+            _add(place.bodies, by.bodies, scale)
 
-    @torch.no_grad()
-    def _copy(self, values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(list(into), list(values))
+    def _return_to_numbers(self) -> None:
+        """Whatever of one's own has left them goes back to the base."""
+        for mine in (self._parameters, *(place.views for _, place in self._places)):
+            for each, base in zip(mine, self._base.views, strict=True):
+                each.copy_(torch.where(each.isfinite(), each, base))
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    torch._foreach_copy_(list(into), list(values))
+
+
+def _add(to: Sequence[Tensor], values: Sequence[Tensor], scale: float) -> None:
+    torch._foreach_add_(list(to), list(values), alpha=scale)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ctypes import c_ubyte
 from hashlib import blake2b
 from typing import Any, Literal, Self, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ from offbeat.replica import Replica, broadcast
 from offbeat.stats import Stats
 from offbeat.worlds import World, enter_world, leave_world
 
-_attachments: WeakKeyDictionary[Optimizer, Attachment] = WeakKeyDictionary()
+# By reference: what is attached keeps its optimizer, which would else keep itself for ever.
+_attachments: WeakKeyDictionary[Optimizer, ref[Attachment]] = WeakKeyDictionary()
 
 
 def attach(
@@ -133,9 +134,9 @@ class Attachment:
         broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
         algorithm.start(self._replica)
 
-        if (old := _attachments.get(optimizer)) is not None:
+        if (old := _attached(optimizer)) is not None:
             old.detach()
-        _attachments[optimizer] = self
+        _attachments[optimizer] = ref(self)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -548,8 +549,13 @@ def _check_arguments(
         raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    if (old := _attachments.get(optimizer)) is not None and not old._closed:
+    if (old := _attached(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
+
+
+def _attached(optimizer: Optimizer) -> Attachment | None:
+    found = _attachments.get(optimizer)
+    return None if found is None else found()
 
 
 def _named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[Tensor]]:

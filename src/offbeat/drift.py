@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Flats, Pile, different_rates
+from offbeat.collectives import Flats, different_rates
 from offbeat.worlds import Channel, World
 
 
@@ -31,12 +31,11 @@ class Drift:
         self._samples = 0.0
         self._used = [False] * len(self._parameters)  # by parameter: whether a step has moved it
 
-    def step(self, pile: Pile) -> None:
-        """Note an own step; one with NaN or infinity in it is left out, and counts for nothing."""
+    def step(self, samples: float, used: Sequence[bool]) -> None:
+        """Note an own step; one that is left out counts for nothing: no samples, nothing used."""
         self._apart = True
-        if pile.bad_parameter is None:
-            self._samples += pile.samples
-            self._used = list(map(or_, self._used, pile.used))
+        self._samples += samples
+        self._used = list(map(or_, self._used, used))
 
     def average(
         self, round: int, learning_rates: float, leaving: bool, scratch: Flats

@@ -135,8 +135,8 @@ class Replica:
 
     def go_ahead(self) -> None:
         """Have rounds carry moves, not gradients, from now on: `own_step` comes before each."""
-        alone = self.world.size == 1
-        self.ahead = Ahead(self.parameters, self.pile.flats.views, self.gave_rounds, alone)
+        self.ahead = Ahead(self.layout, alone=self.world.size == 1)
+        self._rounds.write = self.ahead.give
 
     def agreed(self) -> AbstractContextManager[None]:
         """Have in the parameters what all rounds have made of them, and nothing of one's own."""
@@ -221,6 +221,8 @@ class Replica:
 
     def settle(self) -> Iterator[Record]:
         """Pause with everyone, between steps: the rounds until all have paused."""
+        if self.ahead is not None:
+            self.ahead.check()
         return iter(()) if self._partial is None else self._known(self._partial.settle())
 
     def resume(self) -> None:
@@ -260,7 +262,7 @@ class Replica:
             vars(self.choose).update(deepcopy(state["choose"]))
         self._drift.load_state_dict(state["drift"])
         if self.ahead is not None:
-            self.ahead.load_state_dict(state["ahead"], self.gave_rounds)
+            self.ahead.load_state_dict(state["ahead"])
         self.overlap.on = state["overlap"]
 
     def newest(self, records: Iterator[Record]) -> Iterator[Record]:
@@ -286,24 +288,26 @@ class Replica:
 
     def own_step(self, ends_round: bool) -> Record:
         """This worker's own gradient, as if it were a round: models drift until averaged."""
+        self.arrival = "on time"
+        bad = self._bad_gradient()
+        self._own_is_bad = bad is not None
+        used = tuple(parameter.grad is not None for parameter in self.parameters)
         if self.ahead is not None:
-            self.ahead.gave(self.gave_rounds)
-        self.accumulate()
-        self._own_is_bad = self.pile.bad_parameter is not None
-        if self.ahead is None:
-            self._drift.step(self.pile)
+            self.ahead.check()
+        elif self._own_is_bad:
+            self._drift.step(0.0, [False] * len(used))
+        else:
+            self._drift.step(self.samples, used)
         mine = [0.0] * self.world.size
-        mine[self.world.rank] = self.pile.samples
+        mine[self.world.rank] = self.samples
         return Record(
             round=self.round,
-            sum=self.pile.flats,
+            sum=self.pile.flats,  # not looked at: the gradient is where a step wants it
             samples_by_rank=tuple(mine),
-            divisor=self.pile.samples / self.pile.unit,
-            used=tuple(self.pile.used),
+            divisor=1.0,
+            used=used,
             micro_batches=1,
-            bad=None
-            if self.pile.bad_parameter is None
-            else (self.world.rank, self.pile.bad_parameter),
+            bad=None if bad is None else (self.world.rank, bad),
             schedule_steps=int(ends_round),
             ends_round=ends_round,
             own=True,
@@ -339,7 +343,6 @@ class Replica:
             self.round += 1
             self._computed_s.clear()
             if self.ahead is not None:
-                self.ahead.gave(self.gave_rounds)
                 self.ahead.take(record)
             yield record if self.ahead is None else replace(record, moved=True)
 
@@ -349,13 +352,11 @@ class Replica:
         self._count(pile)
 
     def _pile_up_moves(self, pile: Pile) -> None:
-        assert self.ahead is not None
+        """Count them only: the round that takes them has them written."""
         self._count(pile)
         if self._own_is_bad:  # it has moved nothing, and weighs nothing
             pile.samples -= self.samples
-        self.ahead.pile_up(pile.flats.views, pile.samples)
         pile.used = [True] * len(pile.used)
-        pile.unseen = True
 
     def _count(self, pile: Pile) -> None:
         self.arrival = "on time"
@@ -399,6 +400,8 @@ class Replica:
 
         Into the gradients that are there: they neither alias the buckets, nor cost new memory.
         """
+        if record.own:
+            return
         sums, grads = [], []
         for parameter, view, used in zip(
             self.parameters, record.sum.views, record.used, strict=True
@@ -419,7 +422,7 @@ class Replica:
     def applied(self) -> None:
         """A round has been applied, or passed by."""
         self.round_began = self.world.now()
-        if self._partial is None or self.ahead is not None:
+        if self._partial is None:
             self.pile.clear()
 
     def clear_gradients(self) -> None:
@@ -450,11 +453,7 @@ class Replica:
             if grad is None:
                 without.append(view)
                 continue
-            if grad.layout != torch.strided:
-                raise GradientError(
-                    f"the gradient of {self.names[number]!r} is sparse: use sparse=False in the "
-                    "embedding, or leave its parameters out of the optimizer"
-                )
+            self._check_dense(number, grad)
             pile.used[number] = True
             into.append(view)
             grads.append(grad)
@@ -474,6 +473,27 @@ class Replica:
             pile.unseen = True
         elif not nothing:  # now, while the numbers are still in the cache, and this worker's own
             pile.look_for_bad(numbers)
+
+    def _bad_gradient(self) -> int | None:
+        """The first parameter whose `.grad` is NaN or infinite, if any."""
+        grads = {
+            number: parameter.grad
+            for number, parameter in enumerate(self.parameters)
+            if parameter.grad is not None
+        }
+        for number, grad in grads.items():
+            self._check_dense(number, grad)
+        sums = [grad.sum(dtype=torch.float32) for grad in grads.values()]
+        if not sums or torch.stack([each.to(sums[0].device) for each in sums]).sum().isfinite():
+            return None
+        return next((number for number, grad in grads.items() if not grad.isfinite().all()), None)
+
+    def _check_dense(self, number: int, grad: Tensor) -> None:
+        if grad.layout != torch.strided:
+            raise GradientError(
+                f"the gradient of {self.names[number]!r} is sparse: use sparse=False in the "
+                "embedding, or leave its parameters out of the optimizer"
+            )
 
     def compute_s(self) -> float:
         """Seconds that the modelled device needs for the micro-batch at hand."""

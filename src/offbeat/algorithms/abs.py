@@ -129,6 +129,8 @@ class ABSSGD(Algorithm):
         if replica.piled == self.max_micro_batches:
             replica.await_call()
         if replica.called:
+            if self.local_steps:  # first the round before, so that only one move is under way
+                yield from self.rounds(replica, replica.results(delay=0))
             replica.hand_over()
         delay = self._delay_of(given, replica)
         if self.trigger == "back_to_back" and replica.gave_rounds > given:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from ctypes import c_double, c_float
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,25 +111,37 @@ class Flats:
     """A gradient-sized buffer in the shape of a layout: flat tensors, and views by parameter.
 
     The last tensor may have a margin, for numbers that travel with the gradients; `bodies` are the
-    tensors without it.
+    tensors without it. There is no memory behind it before somebody asks for one of them.
     """
 
     def __init__(self, layout: Layout, margin: int = 0) -> None:
-        self.tensors = [
+        self._layout = layout
+        self._extra = margin
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        buckets = self._layout.buckets
+        extras = [0] * (len(buckets) - 1) + [self._extra]
+        return [
             torch.zeros(bucket.numel + extra, dtype=bucket.dtype, device=bucket.device)
-            for bucket, extra in zip(
-                layout.buckets, [0] * (len(layout.buckets) - 1) + [margin], strict=True
-            )
+            for bucket, extra in zip(buckets, extras, strict=True)
         ]
-        self.bodies = [
-            tensor[: bucket.numel]
-            for tensor, bucket in zip(self.tensors, layout.buckets, strict=True)
-        ]
-        self._margin = Numbers(self.tensors[-1][layout.buckets[-1].numel :])
-        self.views = [
+
+    @cached_property
+    def bodies(self) -> list[Tensor]:
+        pairs = zip(self.tensors, self._layout.buckets, strict=True)
+        return [tensor[: bucket.numel] for tensor, bucket in pairs]
+
+    @cached_property
+    def views(self) -> list[Tensor]:
+        return [
             _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
-            for slot, parameter in zip(layout.slots, layout.parameters, strict=True)
+            for slot, parameter in zip(self._layout.slots, self._layout.parameters, strict=True)
         ]
+
+    @cached_property
+    def _margin(self) -> Numbers:
+        return Numbers(self.tensors[-1][self._layout.buckets[-1].numel :])
 
     def write_margin(self, numbers: list[float]) -> None:
         """Fill the margin."""

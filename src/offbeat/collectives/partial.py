@@ -52,7 +52,7 @@ import torch
 
 from offbeat.collectives.agreement import agree, different_rates
 from offbeat.collectives.header import Share, Shares, in_parts, room, written
-from offbeat.collectives.layout import Layout
+from offbeat.collectives.layout import Flats, Layout
 from offbeat.collectives.pile import Pile
 from offbeat.collectives.quorum import Quorum
 from offbeat.collectives.record import Record, first_bad
@@ -87,6 +87,8 @@ class PartialAllReduce:
         self._quorum = Quorum.of(rules.quorum, world.size)
         self._rules = rules
         self._choose = choose
+        self.write: Callable[[int, Flats, float], None] | None = None
+        """Writes what a round takes, times samples, when it takes it; else `contribute` does."""
         # Not the name: a name may be used again, or be another one on some workers.
         self._place = f"partial/{next(world.numbers)}"
         agree(
@@ -304,6 +306,8 @@ class PartialAllReduce:
     def _served(self, away: int) -> Iterator[Record]:
         with self._state:
             self._away = away
+            if self.piled:
+                self._write(self.pile)  # now: from here on the program changes parameters any time
             start, arrival = self._arrival()
             self._state.notify_all()
         self._announce(start, arrival)
@@ -550,6 +554,8 @@ class PartialAllReduce:
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
+        if self.piled:
+            self._write(self.pile)
         self._given = self.pile, self._share_of(self.pile, self._started)
         self._pile = None
         self._started += 1
@@ -557,6 +563,15 @@ class PartialAllReduce:
         self._reported = 0
         self._overdue = False
         self._set_alarm()
+
+    def _write(self, pile: Pile) -> None:
+        """Fill the buffer at the last moment, so that a spare one will do; under lock."""
+        if self.write is None or pile.written:
+            return
+        if self._spare:
+            pile.exchange(self._spare[-1])
+        self.write(self._offset + self._started, pile.flats, pile.samples)
+        pile.written = pile.unseen = True
 
     def _new_pile(self) -> Pile:
         """A pile whose buffer has room for the header, so that a round is one message less."""

@@ -30,11 +30,16 @@ class Pile:
                 tensor.zero_()
             self.blank = True
 
+    def exchange(self, other: Pile) -> None:
+        """Exchange the buffers of two piles."""
+        self.flats, other.flats = other.flats, self.flats
+        self.blank, other.blank = other.blank, self.blank
+
     def clear(self) -> None:
         """Forget what was piled up; the next micro-batch overwrites the buffer."""
         self.samples = 0.0
         self.micro_batches = 0
-        self.used = [False] * len(self.flats.views)
+        self.used = [False] * len(self.layout.slots)
         self.oldest_round: int | None = None
         """The round after which the oldest gradient's parameters stood."""
         self.known_samples = 0.0
@@ -43,6 +48,8 @@ class Pile:
         """The first one whose gradient was NaN or infinite, of those that were looked at."""
         self.unseen = False
         """Whether gradients were piled up that nobody has looked at."""
+        self.written = False
+        """Whether the buffer has been written, where that is left to the last moment."""
         self.unit = 1.0
         """The samples that count as weight 1. A worker alone takes its first micro-batch's, so
         that weighing and dividing change no bit of a lone gradient."""
@@ -52,7 +59,7 @@ class Pile:
         self.unseen = False
         if self.bad_parameter is not None:
             return
-        numbers = range(len(self.flats.views)) if numbers is None else tuple(numbers)
+        numbers = range(len(self.layout.slots)) if numbers is None else tuple(numbers)
         buckets = self.layout.buckets_of(numbers)
         if not all(isfinite(self.flats.bodies[bucket].sum().item()) for bucket in buckets):
             bad = (number for number in numbers if not self.flats.views[number].isfinite().all())
