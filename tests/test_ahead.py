@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,66 @@ def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -
     assert not torch.equal(parameters[0], agreed)
     ahead.end()
     assert torch.equal(parameters[0], agreed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(seed: int) -> None:
+    """Three workers, by hand: some give nothing, some hear of rounds late, some rounds are bad."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    places = [[torch.zeros(5, dtype=torch.float64)] for _ in range(3)]
+    layouts = [Layout(["weight"], place) for place in places]
+    workers = [Ahead(layout, alone=False) for layout in layouts]
+    base = torch.zeros(5, dtype=torch.float64)
+    bases = [base]  # after each round
+    own: list[list[Tensor]] = [[] for _ in workers]  # a worker's moves in the rounds it gave to
+    since = [torch.zeros(5, dtype=torch.float64) for _ in workers]
+    records: list[list[Record]] = []
+    knows = [0, 0, 0]
+
+    def take(rank: int) -> None:
+        workers[rank].take(records[knows[rank]][rank])
+        knows[rank] += 1
+        moves = sum(own[rank][knows[rank] :], since[rank])
+        torch.testing.assert_close(places[rank][0], bases[knows[rank]] + moves)
+        with workers[rank].agreed():
+            torch.testing.assert_close(places[rank][0], bases[knows[rank]])
+
+    for round in range(12):
+        total, samples = torch.zeros(5, dtype=torch.float64), [0.0, 0.0, 0.0]
+        for rank, worker in enumerate(workers):
+            if draw.random() < 0.3:  # gives nothing
+                own[rank].append(torch.zeros(5, dtype=torch.float64))
+                continue
+            move, samples[rank] = torch.randn(5, dtype=torch.float64), float(draw.randint(1, 4))
+            places[rank][0].add_(move)
+            own[rank].append(since[rank] + move)
+            since[rank] = torch.zeros(5, dtype=torch.float64)
+            flats = Flats(layouts[rank])
+            worker.give(round, flats, samples[rank])
+            total += flats.views[0]
+            torch.testing.assert_close(flats.views[0], own[rank][-1] * samples[rank])
+        bad = (0, 0) if draw.random() < 0.2 else None
+        counts = bool(sum(samples)) and bad is None
+        base = base + total / sum(samples) if counts else base
+        bases.append(base)
+        shared = [Flats(layout) for layout in layouts]
+        for each in shared:
+            each.views[0].copy_(total)
+        divisor = sum(samples)
+        records.append(
+            [Record(round, each, tuple(samples), divisor, (True,), bad=bad) for each in shared]
+        )
+        for rank in range(3):
+            while knows[rank] < len(records) and draw.random() < 0.7:
+                take(rank)
+            if draw.random() < 0.5:  # goes on before the next round
+                move = torch.randn(5, dtype=torch.float64)
+                places[rank][0].add_(move)
+                since[rank] = since[rank] + move
+    for rank in range(3):
+        while knows[rank] < len(records):
+            take(rank)
 
 
 def test_looking_at_what_all_agree_on_changes_no_bit() -> None:

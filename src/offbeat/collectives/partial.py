@@ -533,13 +533,7 @@ class PartialAllReduce:
             began_s = self._world.now()
             self._reduce(pile, share)
             sum_square = _square(pile) if self._choose else 0.0
-            header = pile.flats.read_margin()
-            with self._state:
-                self._log_round(number, pile, header, sum_square, began_s)
-                self._announced = 0
-                start, arrival = self._arrival()
-                self._state.notify_all()
-            self._announce(start, arrival)
+            self._log_round(number, pile, pile.flats.read_margin(), sum_square, began_s)
             with self._state:
                 if self._small and not self.piled:
                     self.pile.zero()  # now, not in the round that may find it empty
@@ -609,13 +603,11 @@ class PartialAllReduce:
     def _log_round(
         self, round: int, pile: Pile, header: list[float], sum_square: float, began_s: float
     ) -> None:
-        """Append the record, and draw from the header what the next round needs; under lock."""
+        """Append the record, and draw from the header what the next round needs."""
         size = self._world.size
         shares = Shares(header, size)
         samples = sum(shares.samples)
-        # Those on time know the same rounds. The program raises it, after the rounds before.
         number = self._offset + round
-        self._disagreement = self._disagreement or different_rates(number, shares.rates)
         record = Record(
             round=number,
             sum=pile.flats,
@@ -630,8 +622,6 @@ class PartialAllReduce:
             ended_s=self._world.now(),
             bad=first_bad(shares.bad),
         )
-        if self._disagreement is None:
-            self._log.append((record, pile))
         if self._choose is not None and record.ranks:
             measured = Measured(
                 round=number,
@@ -641,18 +631,29 @@ class PartialAllReduce:
                 mean_square=sum_square / samples**2,
             )
             self._quorum = Quorum.of(self._choose(measured), size)
-        self._completed += 1
-        active = tuple(rank for rank in range(size) if shares.away[rank] == _HERE)
-        if not active:  # those who have paused, if any, will all be back before the next round
-            active = tuple(rank for rank in range(size) if shares.away[rank] == _PAUSED)
-            self._paused = len(active)
-            self._settled, self._ended = bool(active), not active
-        if active:
-            limit = self._rules.max_staleness_rounds
-            due = frozenset(
-                rank for rank in active if limit is not None and shares.age[rank] >= limit
-            )
-            self._start = self._start_of(round + 1, active, due)
+        here, paused = (
+            tuple(rank for rank in range(size) if shares.away[rank] == away)
+            for away in (_HERE, _PAUSED)
+        )
+        # Those who have paused, if nobody else is here, will all be back before the next round.
+        active, limit = here or paused, self._rules.max_staleness_rounds
+        due = (rank for rank in active if limit is not None and shares.age[rank] >= limit)
+        following = self._start_of(round + 1, active, frozenset(due)) if active else self._start
+        # Those on time know the same rounds. The program raises it, after the rounds before.
+        different = different_rates(number, shares.rates)
+        with self._state:  # for as short as can be: the program may want to go on
+            self._disagreement = self._disagreement or different
+            if self._disagreement is None:
+                self._log.append((record, pile))
+            self._completed += 1
+            if not here:
+                self._paused = len(paused)
+                self._settled, self._ended = bool(paused), not paused
+            self._start = following
+            self._announced = 0
+            start, arrival = self._arrival()
+            self._state.notify_all()
+        self._announce(start, arrival)
 
 
 def _square(pile: Pile) -> float:
