@@ -108,7 +108,7 @@ RESNET18_BYTES = 46.8e6
 GIGABIT_BYTES_PER_S = 125e6
 
 
-def convergence_clusters(names: tuple[str, ...]) -> dict[str, offbeat.Cluster]:
+def convergence_clusters() -> dict[str, offbeat.Cluster]:
     """The clusters to learn on; the network carries our gradient as slowly as a ResNet-18's."""
     ours_bytes = 4 * sum(parameter.numel() for parameter in resnet().parameters())
     bandwidth = GIGABIT_BYTES_PER_S * ours_bytes / RESNET18_BYTES
@@ -127,7 +127,6 @@ def convergence_clusters(names: tuple[str, ...]) -> dict[str, offbeat.Cluster]:
             f"[network]\nlatency_s = 200e-6\nbandwidth_bytes_per_s = {wide}\n"
         )
         for name, (speed, noise, wide) in texts.items()
-        if name in names
     }
 
 
@@ -427,7 +426,7 @@ def tuned(name: str, cluster: offbeat.Cluster, sizes: Sizes) -> Point:
 def convergence_of(case: str, name: str, sizes: Sizes) -> list[Row]:
     """Tune one algorithm on one cluster, then train it with the fresh seeds."""
     torch.set_num_threads(1)
-    cluster = convergence_clusters((case,))[case]
+    cluster = convergence_clusters()[case]
     point = tuned(name, cluster, sizes)
     rows = []
     for seed in sizes.seeds:
@@ -696,6 +695,12 @@ def main() -> None:
     if arguments.clusters:
         sizes = replace(sizes, clusters=tuple(arguments.clusters.split("/")))
     names = arguments.algorithms.split("/") if arguments.algorithms else list(CONTESTANTS)
+    for what, chosen, known in (
+        ("clusters", sizes.clusters, convergence_clusters()),
+        ("algorithms", names, CONTESTANTS),
+    ):
+        if unknown := set(chosen) - set(known):
+            parser.error(f"--{what}: no {'/'.join(unknown)} among {'/'.join(known)}")
     if common.fashion_folder() is None:
         print("no Fashion-MNIST here (apt-get install dataset-fashion-mnist): digits instead")
     rows = before(arguments.json)
