@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,8 +190,8 @@ def test_looking_at_what_all_agree_on_changes_no_bit() -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [lambda dp, opt: dp.state_dict(), lambda dp, opt: opt.step()],
-    ids=["state_dict", "step"],
+    [lambda dp, opt: dp.state_dict(), lambda dp, opt: opt.step(), lambda dp, opt: dp.close()],
+    ids=["state_dict", "step", "close"],
 )
 def test_rounds_do_not_go_on_while_the_model_shows_what_all_agree_on(
     act: Callable[[offbeat.Attachment, torch.optim.Optimizer], Any],
@@ -208,6 +209,27 @@ def test_rounds_do_not_go_on_while_the_model_shows_what_all_agree_on(
 
     with pytest.raises(RuntimeError, match=r"inside dp.agreed\(\): move it out of that block"):
         offbeat.run(worker, SLOW_NETWORK)
+
+
+def test_a_model_may_change_the_order_of_its_numbers() -> None:
+    def worker(order: torch.memory_format) -> Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 4, 3)
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        with offbeat.attach(model, opt, local()):
+            model.to(memory_format=order)  # type: ignore[call-overload]
+            for step in range(8):
+                opt.zero_grad()
+                torch.manual_seed(10 * step + offbeat.rank())
+                model(torch.randn(2, 3, 5, 5)).square().mean().backward()
+                opt.step()
+        return model.weight.detach()
+
+    usual, other = (
+        offbeat.run(partial(worker, order), TWO_SPEEDS).results[0]
+        for order in (torch.contiguous_format, torch.channels_last)
+    )
+    torch.testing.assert_close(other.contiguous(), usual)
 
 
 def test_nobody_waits_and_the_batch_adapts_as_ever() -> None:

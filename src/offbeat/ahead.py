@@ -46,7 +46,7 @@ class Ahead:
         """Raise unless the parameters are this worker's own."""
         if self._shown:
             raise RuntimeError(
-                "a step or state_dict() inside dp.agreed(): move it out of that block"
+                "a step, state_dict() or close() inside dp.agreed(): move it out of that block"
             )
 
     @torch.no_grad()

@@ -215,6 +215,8 @@ class Replica:
 
     def serve(self) -> Iterator[Record]:
         """Leave: every round of the others, until all have left."""
+        if self.ahead is not None:
+            self.ahead.check()
         yield from self._known(self._rounds.leave())
         if self.ahead is not None:
             self.ahead.end()

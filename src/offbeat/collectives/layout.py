@@ -28,7 +28,9 @@ class Slot:
 
     bucket: int
     offset: int
-    numel: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """As in the parameter, which optimizers are fastest with; even if that changes its own."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,10 @@ class Layout:
             numbers, numel = open_.pop(kind)
             offset = 0
             for number in numbers:
-                size = self.parameters[number].numel()
-                slots[number] = Slot(len(self.buckets), offset, size)
-                offset += size
+                parameter = self.parameters[number]
+                shape, strides = tuple(parameter.shape), _dense_strides(parameter)
+                slots[number] = Slot(len(self.buckets), offset, shape, strides)
+                offset += parameter.numel()
             self.buckets.append(Bucket(*kind, numel, tuple(numbers)))
 
         for number in reversed(range(len(self.parameters))):
@@ -135,8 +138,8 @@ class Flats:
     @cached_property
     def views(self) -> list[Tensor]:
         return [
-            _like(self.tensors[slot.bucket][slot.offset : slot.offset + slot.numel], parameter)
-            for slot, parameter in zip(self._layout.slots, self._layout.parameters, strict=True)
+            self.tensors[slot.bucket].as_strided(slot.shape, slot.strides, slot.offset)
+            for slot in self._layout.slots
         ]
 
     @cached_property
@@ -152,12 +155,12 @@ class Flats:
         return self._margin.read()
 
 
-def _like(flat: Tensor, parameter: Tensor) -> Tensor:
-    """View `flat` with the parameter's own strides, which optimizers are fastest with."""
+def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """The parameter's own, if it has an order of its own and no gaps."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if (dense := formats.get(parameter.dim())) and parameter.is_contiguous(memory_format=dense):
-        return flat.as_strided(parameter.size(), parameter.stride())
-    return flat.view(parameter.shape)
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
 
 
 def _sum_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

@@ -126,3 +126,5 @@ def _close_at_exit() -> None:
                 thing.close()
             else:
                 thing.abandon(failure)
+    if _recorded is not None:
+        _recorded.file.close()
