@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from greenlet import getcurrent
 from nets import close, loss, net, parameters, plain, same, sgd, train
 from test_abs import TWO_SPEEDS, resumes_bit_for_bit
 from torch import Tensor
@@ -355,3 +356,119 @@ def test_how_many_gradients_are_kept_beyond_plain_training(
     kept = max(offbeat.run(worker, SLOW_NETWORK).results)
     assert kept <= most * SLOW_NETWORK.workers
     assert kept > (most - 1) * SLOW_NETWORK.workers
+
+
+@pytest.mark.parametrize("leave", [True, False], ids=["leave", "pause"])
+def test_a_worker_that_leaves_or_pauses_writes_its_moves_itself(
+    leave: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The background must not read parameters while the program applies a round to them."""
+    gave: list[bool] = []
+    give = Ahead.give
+
+    def watched_give(*arguments: Any) -> None:
+        gave.append(getcurrent() in programs)
+        give(*arguments)
+
+    monkeypatch.setattr(Ahead, "give", watched_give)
+    programs: set[object] = set()
+
+    def worker() -> None:
+        programs.add(getcurrent())
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, local()) as dp:
+            for step in range(6 + offbeat.rank()):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+            if not leave:
+                dp.state_dict()
+
+    offbeat.run(worker, SLOW_NETWORK)
+    assert len(gave) > 12
+    assert all(gave)
+
+
+@pytest.mark.parametrize("settings", [{}, {"delay": 0}, {"max_micro_batches": 2}])
+def test_a_worker_alone_is_plain_training_to_the_bit(settings: dict[str, Any]) -> None:
+    def worker() -> tuple[list[list[Tensor]], offbeat.Stats]:
+        return train(9, local(**settings), size=lambda rank: 3)
+
+    trajectory, _ = offbeat.run(worker, Cluster.uniform(1)).results[0]
+    expected = plain(1, 9, size=lambda rank: 3)
+    assert all(same(mine, other) for mine, other in zip(trajectory, expected, strict=False))
+
+
+def test_a_worker_alone_whose_parameters_overflow_goes_back_to_the_base() -> None:
+    def worker() -> list[Tensor]:
+        model = net()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        with offbeat.attach(model, opt, local(), nonfinite="skip"):
+            for step in range(8):
+                opt.zero_grad()
+                loss(model, 0, step).backward()
+                opt.step()
+                if step == 3:
+                    opt.param_groups[0]["params"][0].data.fill_(float("inf"))
+                    for parameter in model.parameters():
+                        parameter.grad = None
+                    opt.step()  # a round takes it, before a gradient of it is computed
+        return parameters(model)
+
+    assert all(tensor.isfinite().all() for tensor in offbeat.run(worker, TWO_SPEEDS).results[0])
+    assert all(
+        tensor.isfinite().all() for tensor in offbeat.run(worker, Cluster.uniform(1)).results[0]
+    )
+
+
+def test_a_place_that_has_left_the_numbers_goes_back_to_the_base_too() -> None:
+    mine = [torch.zeros(3)]
+    layout = Layout(["weight"], mine)
+    ahead = Ahead(layout, alone=False)
+    sums = [Flats(layout), Flats(layout), Flats(layout)]
+    mine[0].fill_(float("inf"))
+    ahead.give(0, sums[0], 1.0)
+    ahead.give(1, sums[1], 1.0)
+    bad, good = ((0, 0), None)
+    ahead.take(Record(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
+    assert mine[0].tolist() == [0, 0, 0]
+    sums[1].views[0].fill_(2.0)
+    ahead.take(Record(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
+    assert mine[0].tolist() == [1, 1, 1]
+    ahead.give(2, sums[2], 1.0)
+    assert sums[2].views[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("algorithm", [local(), offbeat.LocalSGD(2)], ids=["abs", "local"])
+def test_finite_gradients_are_applied_however_large_their_sum(
+    algorithm: offbeat.Algorithm,
+) -> None:
+    def worker() -> tuple[list[float], offbeat.Stats]:
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        opt = torch.optim.SGD(model.parameters(), lr=2.0**-126)
+        with offbeat.attach(model, opt, algorithm) as dp:
+            for _ in range(2):
+                model.weight.grad = torch.full((1, 2), 2.0**127)
+                opt.step()
+        return model.weight.flatten().tolist(), dp.stats()
+
+    for weights, stats in offbeat.run(worker, Cluster.uniform(2)).results:
+        assert weights == [-4.0, -4.0]
+        assert stats.pending_samples == 0
+
+
+def test_state_dict_with_nothing_piled_up_is_refused_inside_agreed() -> None:
+    def worker() -> None:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, local(max_micro_batches=1)) as dp:
+            opt.zero_grad()
+            loss(model, offbeat.rank(), 0).backward()
+            opt.step()
+            with dp.agreed():
+                dp.state_dict()
+
+    with pytest.raises(RuntimeError, match=r"inside dp.agreed\(\)"):
+        offbeat.run(worker, SLOW_NETWORK)

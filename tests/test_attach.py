@@ -867,12 +867,15 @@ def test_a_round_that_is_not_finite_can_be_skipped_and_is_counted() -> None:
         assert stats.dropped_samples == 1
 
 
-def test_sparse_gradients_are_refused() -> None:
+@pytest.mark.parametrize(
+    "algorithm", [offbeat.SyncSGD(), offbeat.LocalSGD(), offbeat.ABSSGD(local_steps=True)], ids=str
+)
+def test_sparse_gradients_are_refused(algorithm: offbeat.Algorithm) -> None:
     model = nn.Embedding(5, 2, sparse=True)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         pytest.raises(GradientError, match="'weight' is sparse: use sparse=False"),
-        offbeat.attach(model, opt),
+        offbeat.attach(model, opt, algorithm),
     ):
         model(torch.tensor([1])).sum().backward()
         opt.step()

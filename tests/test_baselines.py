@@ -275,6 +275,26 @@ def test_local_sgd_resumes_bit_for_bit_in_the_middle_of_a_round_too(half: int) -
     resumes_bit_for_bit(Local(3), TWO_SPEEDS, half)
 
 
+def test_local_sgd_leaves_what_only_bad_steps_would_have_moved_as_it_is_to_the_bit() -> None:
+    def worker() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, offbeat.LocalSGD(3), nonfinite="skip"):
+            before = parameters(model)
+            for step in range(3):
+                opt.zero_grad()
+                if offbeat.rank() or step:
+                    (model[0](torch.ones(1, 6)).sum()).backward()
+                else:
+                    loss(model, 0, 0).backward()  # the only one that reaches the last layer
+                    model[0].weight.grad.fill_(float("nan"))
+                opt.step()
+        return before[2:], parameters(model)[2:]
+
+    for before, after in offbeat.run(worker, Cluster.uniform(3)).results:
+        assert same(before, after)
+
+
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_a_gradient_that_is_not_finite_is_named_or_skipped(nonfinite: Any) -> None:
     def worker() -> Any:

@@ -13,7 +13,8 @@ stays, so the parameters go from there to the new base by the difference of the 
     old base ──────────┬──────────────────────┬
     new base ──────────────┬──────────────────────┬          all else is shifted as far
 
-Base, place and the move on its way are the three gradient-sized buffers that this needs.
+Base, place and the move on its way are the three gradient-sized buffers that this needs; two more
+for a while, where a worker that waits gives a second move before it knows of the first.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Ahead:
                 self._shift(record.sum, 1 / record.divisor)
             if record.bad is not None:
                 self._return_to_numbers()
-        if place is not None:
+        if place is not None and not self._spare:
             self._spare.append(place)
 
     def end(self) -> None:

@@ -383,7 +383,8 @@ class PartialAllReduce:
             yield record.taken(waited_s)
             waited_s = 0.0
             with self._state:
-                self._spare.append(pile)
+                if self.write is None or not self._spare:  # else one is enough
+                    self._spare.append(pile)
 
     # --- arrivals --------------------------------------------------------------------------
 
