@@ -32,7 +32,7 @@ class Drift:
         self._used = [False] * len(self._parameters)  # by parameter: whether a step has moved it
 
     def step(self, samples: float, used: Sequence[bool]) -> None:
-        """Note an own step; one that is left out counts for nothing: no samples, nothing used."""
+        """Note an own step, of so many samples and of the parameters that it used."""
         self._apart = True
         self._samples += samples
         self._used = list(map(or_, self._used, used))

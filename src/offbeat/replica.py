@@ -296,9 +296,7 @@ class Replica:
         used = tuple(parameter.grad is not None for parameter in self.parameters)
         if self.ahead is not None:
             self.ahead.check()
-        elif self._own_is_bad:
-            self._drift.step(0.0, [False] * len(used))
-        else:
+        elif bad is None:
             self._drift.step(self.samples, used)
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.samples
@@ -324,7 +322,6 @@ class Replica:
         going_on = self._drift.average(self.round, self.learning_rates(), leaving, self.pile.flats)
         if going_on is not None:
             self.round += 1
-            self.pile.clear()
         return going_on
 
     def share(self, numbers: Sequence[float]) -> list[list[float]]:
