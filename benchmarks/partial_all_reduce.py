@@ -47,7 +47,7 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from offbeat.collectives import Quorum
+from offbeat.rounds import Quorum
 
 SKEW_S = {8: 0.02, 16: 0.01, 32: 0.005}
 NAMES = ("full", "solo", "majority")
@@ -133,7 +133,7 @@ def _contest_of_size(
 ) -> dict[str, dict[str, list[float]]]:
     rank, workers = dist.get_rank(), dist.get_world_size()
     ones, full = torch.ones(size // 4), torch.ones(size // 4)
-    calls: dict[str, Callable[[], offbeat.Record | None]] = {
+    calls: dict[str, Callable[[], offbeat.Round | None]] = {
         "full": lambda: dist.all_reduce(full),
         "solo": lambda: solo.reduce(ones),
         "majority": lambda: majority.reduce(ones),
@@ -184,7 +184,7 @@ def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def _check(record: offbeat.Record, round: int) -> None:
+def _check(record: offbeat.Round, round: int) -> None:
     """Everyone brings ones, so the sum says how many are in it."""
     found, expected = (record.round, record.sum.views[0][0].item()), (round, len(record.ranks))
     if found != expected:

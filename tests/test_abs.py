@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.algorithms.abs import Phase
 from offbeat.clusters import Cluster
-from offbeat.collectives import Measured
 from offbeat.errors import DisagreementError
 from offbeat.records import Line, read
+from offbeat.rounds import Measured
 from offbeat.testing import processes
 
 ABS = offbeat.ABSSGD

@@ -18,7 +18,7 @@ from torch import Tensor
 import offbeat
 from offbeat.ahead import Ahead
 from offbeat.clusters import Cluster
-from offbeat.collectives import Flats, Layout, Record
+from offbeat.rounds import Flats, Layout, Round
 
 SLOW_NETWORK = Cluster.parse(
     """
@@ -109,7 +109,7 @@ def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -
         sum = Flats(layout)
         ahead.give(round, sum, 1.0)
         sum.views[0].add_(torch.randn(20))  # another worker's
-        records.append(Record(round, sum, (1.0, 1.0), 2.0, (True,)))
+        records.append(Round(round, sum, (1.0, 1.0), 2.0, (True,)))
     for record in records:
         ahead.take(record)
     with ahead.agreed():
@@ -131,7 +131,7 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
     bases = [base]  # after each round
     own: list[list[Tensor]] = [[] for _ in workers]  # a worker's moves in the rounds it gave to
     since = [torch.zeros(5, dtype=torch.float64) for _ in workers]
-    records: list[list[Record]] = []
+    records: list[list[Round]] = []
     knows = [0, 0, 0]
 
     def take(rank: int) -> None:
@@ -165,7 +165,7 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
             each.views[0].copy_(total)
         divisor = sum(samples)
         records.append(
-            [Record(round, each, tuple(samples), divisor, (True,), bad=bad) for each in shared]
+            [Round(round, each, tuple(samples), divisor, (True,), bad=bad) for each in shared]
         )
         for rank in range(3):
             while knows[rank] < len(records) and draw.random() < 0.7:
@@ -431,10 +431,10 @@ def test_a_place_that_has_left_the_numbers_goes_back_to_the_base_too() -> None:
     ahead.give(0, sums[0], 1.0)
     ahead.give(1, sums[1], 1.0)
     bad, good = ((0, 0), None)
-    ahead.take(Record(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
+    ahead.take(Round(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
     assert mine[0].tolist() == [0, 0, 0]
     sums[1].views[0].fill_(2.0)
-    ahead.take(Record(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
+    ahead.take(Round(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
     assert mine[0].tolist() == [1, 1, 1]
     ahead.give(2, sums[2], 1.0)
     assert sums[2].views[0].tolist() == [0, 0, 0]

@@ -14,8 +14,8 @@ import offbeat
 from offbeat.algorithms.msync import Choice, best_m
 from offbeat.clusters import Cluster
 from offbeat.clusters.write import to_toml
-from offbeat.collectives import Measured
 from offbeat.errors import DisagreementError, NonFiniteGradientError
+from offbeat.rounds import Measured
 
 ONE_SLOW = Cluster.parse(
     """

@@ -22,7 +22,7 @@ from test_schedules import _DELAYS, Gradient, Log, Taken, Times, _adding, _place
 
 import offbeat
 from offbeat.clusters import Cluster
-from offbeat.collectives import Layout, PartialAllReduce, Record, Rules
+from offbeat.rounds import Layout, PartialAllReduce, Round, Rules
 from offbeat.worlds import World, enter_world
 
 FAST = 200
@@ -162,7 +162,7 @@ def live(world: World, schedule: Schedule) -> HoldLog:
     )
     applied_s = 0.0
 
-    def take(records: Iterable[Record]) -> None:
+    def take(records: Iterable[Round]) -> None:
         nonlocal applied_s
         for record in records:
             assert record.round < 20_000, "rounds without end"

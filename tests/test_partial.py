@@ -21,8 +21,8 @@ from nets import loss, net, same, sgd, train
 import offbeat
 from offbeat.algorithms.msync import best_m, rounds_cost
 from offbeat.clusters import Cluster
-from offbeat.collectives import Layout, PartialAllReduce, Quorum, Rules
 from offbeat.errors import ClosedError, DisagreementError
+from offbeat.rounds import Layout, PartialAllReduce, Quorum, Rules
 from offbeat.worlds import enter_world
 
 # --- the trigger ---------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def _played(
     def worker() -> list[Seen]:
         world, seen = enter_world(), []
 
-        def note(record: offbeat.Record) -> None:
+        def note(record: offbeat.Round) -> None:
             total = record.sum.views[0].tolist()
             seen.append((world.now(), record.round, total, record.staleness_rounds))
 

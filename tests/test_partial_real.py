@@ -126,7 +126,7 @@ def _hold(how: str) -> tuple[float, float]:
 def _held(how: str) -> Held:
     rank, seen, held = offbeat.rank(), [], (0.0, 0.0)
 
-    def note(record: offbeat.Record) -> None:
+    def note(record: offbeat.Round) -> None:
         seen.append((time.monotonic(), record.round, record.samples_by_rank))
 
     with offbeat.partial_all_reduce(f"held {how}", torch.zeros(4), quorum="solo") as partial:

@@ -20,8 +20,8 @@ import torch
 
 import offbeat
 from offbeat.clusters import Cluster
-from offbeat.collectives import Arrival, Layout, PartialAllReduce, Pile, Record, Rules
-from offbeat.collectives.rules import Start
+from offbeat.rounds import Arrival, Layout, PartialAllReduce, Pile, Round, Rules
+from offbeat.rounds.rules import Start
 from offbeat.worlds import World, enter_world
 
 FAST = 300
@@ -240,7 +240,7 @@ def live(world: World, schedule: Schedule, starts: Starts) -> Log:
         ),
     )
 
-    def take(records: Iterable[Record]) -> None:
+    def take(records: Iterable[Round]) -> None:
         for record in records:
             [total] = record.sum.views
             if record.samples:

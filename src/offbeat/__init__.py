@@ -14,7 +14,7 @@ from offbeat.algorithms import (
 )
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
-from offbeat.collectives import Partial, Record, partial_all_reduce
+from offbeat.rounds import Partial, Round, partial_all_reduce
 from offbeat.stats import Stats
 from offbeat.worlds import Run, rank, run, world_size
 
@@ -32,7 +32,7 @@ __all__ = [
     "MSyncSGD",
     "NonblockingSGD",
     "Partial",
-    "Record",
+    "Round",
     "Run",
     "Stats",
     "SyncSGD",

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Flats, Layout, Record
+from offbeat.rounds import Flats, Layout, Round
 
 
 class Ahead:
@@ -62,7 +62,7 @@ class Ahead:
         self._places.append((round, place))
 
     @torch.no_grad()
-    def take(self, record: Record) -> None:
+    def take(self, record: Round) -> None:
         """Put the mean of everyone's moves in place of one's own."""
         place = self._places.popleft()[1] if self._gave_to(record) else None
         good = bool(record.samples) and record.bad is None
@@ -110,7 +110,7 @@ class Ahead:
         _copy(state["base"], self._base.views)
         _copy(state["parameters"], self._parameters)
 
-    def _gave_to(self, record: Record) -> bool:
+    def _gave_to(self, record: Round) -> bool:
         return bool(self._places) and self._places[0][0] == record.round
 
     def _shift(self, by: Flats, scale: float) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from offbeat.collectives import Record
 from offbeat.replica import Replica
+from offbeat.rounds import Round
 
 
 class Algorithm(ABC):
@@ -29,7 +29,7 @@ class Algorithm(ABC):
         """
         return False
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         """Pass on the rounds that this worker comes to know of, in order, adjusted if need be.
 
         Every round goes through here once, on every worker: those of a step, of leaving, and of
@@ -51,9 +51,9 @@ class Algorithm(ABC):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
 
     @abstractmethod
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         """One micro-batch is done; its gradients are in `.grad`."""
 
     @abstractmethod
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         """This worker has left its loop: serve the others until all have left theirs."""

@@ -30,10 +30,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
 from offbeat.clusters import Cluster
-from offbeat.collectives import Record, agree
-from offbeat.collectives.layout import BUCKET_BYTES
 from offbeat.errors import DetachedError, NonFiniteGradientError, WorkerLeft
 from offbeat.replica import Replica, broadcast
+from offbeat.rounds import Round, agree
+from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.stats import Stats
 from offbeat.worlds import World, enter_world, leave_world
 
@@ -103,8 +103,8 @@ class Attachment:
         self._nonfinite = nonfinite
         self._closed = False
         self._in_no_sync = False
-        self._rounds: Iterator[Record] = iter(())
-        self._record: Record | None = None
+        self._rounds: Iterator[Round] = iter(())
+        self._record: Round | None = None
         self._rates: list[Any] = []  # as they were before a round that scales them
         self._own_step = False
         self._stats = Stats(world.rank)
@@ -390,7 +390,7 @@ class Attachment:
         self._replica.applied()
         self._step_scheduler(record)
 
-    def _step_scheduler(self, record: Record) -> None:
+    def _step_scheduler(self, record: Round) -> None:
         if self._scheduler is not None:
             for _ in range(record.schedule_steps):
                 self._scheduler.step()
@@ -407,7 +407,7 @@ class Attachment:
             group["lr"] = rate
         self._rates.clear()
 
-    def _tell_round(self, record: Record) -> None:
+    def _tell_round(self, record: Round) -> None:
         self._tell(
             "round",
             round=record.round,
@@ -420,7 +420,7 @@ class Attachment:
             mean_staleness_rounds=record.mean_staleness_rounds,
         )
 
-    def _not_finite(self, record: Record, rank: int, number: int) -> None:
+    def _not_finite(self, record: Round, rank: int, number: int) -> None:
         parameter = self._replica.names[number]
         if self._nonfinite == "raise":
             error = NonFiniteGradientError(
@@ -440,7 +440,7 @@ class Attachment:
             self._stats.applied_samples -= mine
         self._passed_by(record)
 
-    def _passed_by(self, record: Record) -> None:
+    def _passed_by(self, record: Round) -> None:
         """A round is not applied. One's own step counts as a step: the others have made theirs."""
         self._replica.applied()
         if record.own:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.collectives import Flats, different_rates
+from offbeat.rounds import Flats, different_rates
 from offbeat.worlds import Channel, World
 
 

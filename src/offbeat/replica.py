@@ -26,7 +26,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.ahead import Ahead
-from offbeat.collectives import (
+from offbeat.drift import Drift
+from offbeat.errors import GradientError
+from offbeat.overlap import Overlap
+from offbeat.rounds import (
     Arrival,
     Contribution,
     FullAllReduce,
@@ -34,12 +37,9 @@ from offbeat.collectives import (
     Measured,
     PartialAllReduce,
     Pile,
-    Record,
+    Round,
     Rules,
 )
-from offbeat.drift import Drift
-from offbeat.errors import GradientError
-from offbeat.overlap import Overlap
 from offbeat.worlds import Channel, World
 
 
@@ -101,7 +101,7 @@ class Replica:
             self.gather(range(len(self.parameters)))
         self._count(self.pile)
 
-    def all_reduce(self, leaving: bool = False) -> Record | None:
+    def all_reduce(self, leaving: bool = False) -> Round | None:
         """Make a round of everyone's pile; None if all are leaving and nobody has one."""
         if self.overlap.launched:
             self.gather(self.overlap.not_launched())
@@ -205,7 +205,7 @@ class Replica:
         self.arrival = "dropped"
         self.dropped_samples += self.samples
 
-    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Record]:
+    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Round]:
         """Wait, if this worker was on time; then every round that it does not know of, in order.
 
         With a `delay`, all but the latest so many that it has given to. Without `wait`, those that
@@ -213,7 +213,7 @@ class Replica:
         """
         return self._known(self._rounds.results(delay=delay, wait=wait))
 
-    def serve(self) -> Iterator[Record]:
+    def serve(self) -> Iterator[Round]:
         """Leave: every round of the others, until all have left."""
         if self.ahead is not None:
             self.ahead.check()
@@ -221,7 +221,7 @@ class Replica:
         if self.ahead is not None:
             self.ahead.end()
 
-    def settle(self) -> Iterator[Record]:
+    def settle(self) -> Iterator[Round]:
         """Pause with everyone, between steps: the rounds until all have paused."""
         if self.ahead is not None:
             self.ahead.check()
@@ -267,7 +267,7 @@ class Replica:
             self.ahead.load_state_dict(state["ahead"])
         self.overlap.on = state["overlap"]
 
-    def newest(self, records: Iterator[Record]) -> Iterator[Record]:
+    def newest(self, records: Iterator[Round]) -> Iterator[Round]:
         """Only the last of the rounds at hand: those before it are passed over, as in the paper."""
         rounds, samples = 1, 0.0
         for record in records:
@@ -288,7 +288,7 @@ class Replica:
 
     # --- what an algorithm calls: models and numbers ---------------------------------------
 
-    def own_step(self, ends_round: bool) -> Record:
+    def own_step(self, ends_round: bool) -> Round:
         """This worker's own gradient, as if it were a round: models drift until averaged."""
         self.arrival = "on time"
         bad = self._bad_gradient()
@@ -300,7 +300,7 @@ class Replica:
             self._drift.step(self.samples, used)
         mine = [0.0] * self.world.size
         mine[self.world.rank] = self.samples
-        return Record(
+        return Round(
             round=self.round,
             sum=self.pile.flats,  # not looked at: the gradient is where a step wants it
             samples_by_rank=tuple(mine),
@@ -337,7 +337,7 @@ class Replica:
         assert self._partial is not None, "open_partial() comes first"
         return self._partial
 
-    def _known(self, records: Iterator[Record]) -> Iterator[Record]:
+    def _known(self, records: Iterator[Round]) -> Iterator[Round]:
         for record in records:
             self.round += 1
             self._computed_s.clear()
@@ -394,7 +394,7 @@ class Replica:
         if not self.step:
             self.round_began = self.compute_began
 
-    def install(self, record: Record) -> None:
+    def install(self, record: Round) -> None:
         """Write a record's mean into `.grad`; None where nobody had one.
 
         Into the gradients that are there: they neither alias the buckets, nor cost new memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
-from offbeat.collectives import Record
+from offbeat.rounds import Round
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Stats:
             history=self.history.copy(),
         )
 
-    def note(self, record: Record, ended_s: float) -> None:
+    def note(self, record: Round, ended_s: float) -> None:
         """Count a round that was applied, or a step of this worker's own."""
         if not record.moved:  # else one's own were applied at once
             self.applied_samples += record.samples_by_rank[self.rank] + record.samples_passed_over

@@ -36,8 +36,8 @@ from math import inf, isfinite
 from typing import Literal, cast
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Measured, Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Measured, Round, Rules
 
 Trigger = Literal["ready", "back_to_back", "slowest_batch", "timer"]
 
@@ -121,7 +121,7 @@ class ABSSGD(Algorithm):
         if self.local_steps:
             replica.go_ahead()
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         if self.local_steps:
             yield replica.own_step(ends_round=False)
         given = replica.gave_rounds
@@ -140,10 +140,10 @@ class ABSSGD(Algorithm):
         else:
             yield from self.rounds(replica, replica.results(delay=delay))
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from self.rounds(replica, replica.serve())
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         for record in records:
             if self.reference_batch is None or record.bad is not None:  # skipped: not trained on
                 yield record

@@ -37,8 +37,8 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Round, Rules
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DropCompute(Algorithm):
             threshold_s=inf if automatic else self.threshold_s, clock=[], rounds=[]
         )
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         clock, threshold_s = replica.memory["clock"], replica.memory["threshold_s"]
         clock.append(replica.world.now() - replica.round_began)
         stops = len(clock) >= self.micro_batches or clock[-1] > threshold_s
@@ -84,10 +84,10 @@ class DropCompute(Algorithm):
         if self.bank and replica.piled and replica.memory["threshold_s"] < inf:
             replica.arrive_at(replica.round_began + replica.memory["threshold_s"])
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from self.rounds(replica, replica.serve())
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         for record in records:
             memory, began = replica.memory, replica.round_began
             if self.normalise == "constant" and record.micro_batches:

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Quorum, Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Quorum, Round, Rules
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class EagerSGD(Algorithm):
         )
         replica.open_partial(rules)
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(delay=self.delay, drop_late=self.late == "drop")
         yield from self.rounds(replica, replica.results())
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from self.rounds(replica, replica.serve())
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         if self.replicas == "identical":
             yield from records
             return

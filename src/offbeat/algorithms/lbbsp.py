@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Round, Rules
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class LBBSP(Algorithm):
         replica.memory["share"] = self.micro_batches
         replica.memory["seconds"] = [0.0] * replica.world.size
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(arrive=replica.piled + 1 >= replica.memory["share"])
         yield from self.rounds(replica, replica.results())
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from self.rounds(replica, replica.serve())
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         for record in records:
             known: list[float] = replica.memory["seconds"]
             for rank, seconds in enumerate(record.seconds_by_rank):

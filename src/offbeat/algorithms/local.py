@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Record
 from offbeat.replica import Replica
+from offbeat.rounds import Round
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class LocalSGD(Algorithm):
     def __post_init__(self) -> None:
         self.check_counts("steps")
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         taken = replica.memory.get("taken", 0) + 1
         replica.memory["taken"] = taken % self.steps
         yield replica.own_step(ends_round=taken == self.steps)
         if taken == self.steps:
             replica.average_models()
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         while (going_on := replica.average_models(leaving=True)) is not None:
             if going_on:  # they step their schedulers: so does this worker, with nothing to apply
                 nothing = (0.0,) * replica.world.size
-                yield Record(replica.round, replica.pile.flats, nothing, 0.0, (), own=True)
+                yield Round(replica.round, replica.pile.flats, nothing, 0.0, (), own=True)

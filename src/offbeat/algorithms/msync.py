@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Measured, Quorum, Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Measured, Quorum, Round, Rules
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class MSyncSGD(Algorithm):
         choose = Choice(replica.world.size) if self.m == "auto" else None
         replica.open_partial(Rules(self._first(replica.world.size)), choose=choose)
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(drop_late=True)
         yield from replica.results()
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from replica.serve()
 
     def _first(self, size: int) -> int | float:

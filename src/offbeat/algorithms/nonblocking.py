@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Record, Rules
 from offbeat.replica import Replica
+from offbeat.rounds import Round, Rules
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class NonblockingSGD(Algorithm):
         replica.open_partial(rules, abandon=self.in_flight == "abandon")
         replica.memory["finished"] = 0
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         finished = replica.memory["finished"] + 1
         arrival = replica.contribute(
             arrive=finished >= self.micro_batches, drop_late=self.in_flight == "abandon"
@@ -69,10 +69,10 @@ class NonblockingSGD(Algorithm):
             replica.hand_over()
         yield from self.rounds(replica, replica.results())
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         yield from self.rounds(replica, replica.serve())
 
-    def rounds(self, replica: Replica, records: Iterator[Record]) -> Iterator[Record]:
+    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
         for record in records:
             if self.position == "reset" or replica.memory["finished"] >= self.micro_batches:
                 replica.memory["finished"] = 0

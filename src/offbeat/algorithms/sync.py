@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
-from offbeat.collectives import Record
 from offbeat.replica import Replica
+from offbeat.rounds import Round
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class SyncSGD(Algorithm):
     def reduces_next(self, replica: Replica) -> bool:
         return self.overlap and self.micro_batches == 1
 
-    def step(self, replica: Replica) -> Iterator[Record]:
+    def step(self, replica: Replica) -> Iterator[Round]:
         replica.accumulate()
         if replica.pile.micro_batches == self.micro_batches:
             record = replica.all_reduce()
             assert record is not None, "a round with a worker that is not leaving"
             yield record
 
-    def leave(self, replica: Replica) -> Iterator[Record]:
+    def leave(self, replica: Replica) -> Iterator[Round]:
         while (record := replica.all_reduce(leaving=True)) is not None:
             yield record

@@ -13,12 +13,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from offbeat.collectives.layout import Layout
-from offbeat.collectives.partial import PartialAllReduce
-from offbeat.collectives.pile import Pile
-from offbeat.collectives.record import Record
-from offbeat.collectives.rules import Rules
 from offbeat.errors import WorkerLeft
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.partial import PartialAllReduce
+from offbeat.rounds.pile import Pile
+from offbeat.rounds.round import Round
+from offbeat.rounds.rules import Rules
 from offbeat.worlds.base import World
 from offbeat.worlds.current import enter_world, leave_world
 
@@ -61,7 +61,7 @@ class Partial:
         self._world = world
         self._drop_late = drop_late
         self._closed = False
-        self._lent: Iterator[Record] = iter(())
+        self._lent: Iterator[Round] = iter(())
         names = [f"tensor {number}" for number in range(len(like))]
         layout = Layout(names, [tensor.detach() for tensor in like])
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
@@ -69,7 +69,7 @@ class Partial:
         self._partial = PartialAllReduce(world, name, layout, rules)
         world.open.append(self)
 
-    def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Record:
+    def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Round:
         """Contribute, wait if this worker is on time, and return the newest round's record.
 
         Its buffers are lent until the next call. A late worker does not wait: what it brings rides
@@ -80,7 +80,7 @@ class Partial:
                 return record
         raise AssertionError("a round that this worker was waiting for")
 
-    def rounds(self, *tensors: Tensor, samples: float = 1.0) -> Iterator[Record]:
+    def rounds(self, *tensors: Tensor, samples: float = 1.0) -> Iterator[Round]:
         """Contribute likewise, and return the record of every round since the last call."""
         if [(tensor.shape, tensor.dtype) for tensor in tensors] != self._like:
             raise ValueError(

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.collectives.agreement import different_rates
-from offbeat.collectives.layout import Flats, Numbers
-from offbeat.collectives.pile import Pile
-from offbeat.collectives.record import Record, first_bad
+from offbeat.rounds.agreement import different_rates
+from offbeat.rounds.layout import Flats, Numbers
+from offbeat.rounds.pile import Pile
+from offbeat.rounds.round import Round, first_bad
 from offbeat.worlds.base import Work, World
 
 
@@ -58,7 +58,7 @@ class FullAllReduce:
 
     def finish(
         self, round: int, pile: Pile, mine: Contribution, refill: Callable[[], None]
-    ) -> Record | None:
+    ) -> Round | None:
         """Launch what is left and wait for all; None if everybody is leaving.
 
         `refill` writes this worker's part into the pile again, if a worker has changed its own.
@@ -74,7 +74,7 @@ class FullAllReduce:
             raise disagreement
         if numbers[-2] == size and not any(samples):
             return None
-        return Record(
+        return Round(
             round=round,
             sum=pile.flats,
             samples_by_rank=tuple(samples),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from offbeat.collectives.layout import Flats, Layout
+from offbeat.rounds.layout import Flats, Layout
 
 
 class Pile:

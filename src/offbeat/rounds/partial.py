@@ -50,14 +50,14 @@ from typing import Any, Literal
 
 import torch
 
-from offbeat.collectives.agreement import agree, different_rates
-from offbeat.collectives.header import Share, Shares, in_parts, room, written
-from offbeat.collectives.layout import Flats, Layout
-from offbeat.collectives.pile import Pile
-from offbeat.collectives.quorum import Quorum
-from offbeat.collectives.record import Record, first_bad
-from offbeat.collectives.rules import DUE, LEFT, ON_TIME, Measured, Rules, Start
 from offbeat.errors import ClosedError, DisagreementError
+from offbeat.rounds.agreement import agree, different_rates
+from offbeat.rounds.header import Share, Shares, in_parts, room, written
+from offbeat.rounds.layout import Flats, Layout
+from offbeat.rounds.pile import Pile
+from offbeat.rounds.quorum import Quorum
+from offbeat.rounds.round import Round, first_bad
+from offbeat.rounds.rules import DUE, LEFT, ON_TIME, Measured, Rules, Start
 from offbeat.worlds.base import World
 
 # The field above the counter of samples: workers that ask for no more of them.
@@ -123,7 +123,7 @@ class PartialAllReduce:
         """When a round took this worker's pile for the last time."""
         self._spare: list[Pile] = []
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
-        self._log: deque[tuple[Record, Pile]] = deque()
+        self._log: deque[tuple[Round, Pile]] = deque()
         self._disagreement: DisagreementError | None = None
         self._stopped = False
         self._taken = 0  # rounds that the program has taken from the log
@@ -269,7 +269,7 @@ class PartialAllReduce:
         with self._state:
             return self._state.wait_for(lambda: self._started > self._taken, until=moment)
 
-    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Record]:
+    def results(self, *, delay: int | None = None, wait: bool = True) -> Iterator[Round]:
         """Wait for what `contribute` said to wait for; yield every record not taken, in order.
 
         With a `delay`, all rounds but the latest so many that this worker has given to. Without
@@ -290,7 +290,7 @@ class PartialAllReduce:
                 start, arrival = self._arrival()
             self._announce(start, arrival)
 
-    def leave(self) -> Iterator[Record]:
+    def leave(self) -> Iterator[Round]:
         """Contribute nothing more; yield the records of the others' rounds until all have left."""
         yield from self._served(_LEFT_FOR_GOOD)
         for activity in self._activities:
@@ -303,7 +303,7 @@ class PartialAllReduce:
         for _ in self.leave():
             pass
 
-    def _served(self, away: int) -> Iterator[Record]:
+    def _served(self, away: int) -> Iterator[Round]:
         with self._state:
             self._away = away
             if self.piled:
@@ -322,7 +322,7 @@ class PartialAllReduce:
         """Whoever has left for good serves on when the others pause."""
         return self._ended or (self._settled and away == _PAUSED)
 
-    def settle(self) -> Iterator[Record]:
+    def settle(self) -> Iterator[Round]:
         """Pause together with everyone; yield the records of the rounds until all have paused.
 
         Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
@@ -371,7 +371,7 @@ class PartialAllReduce:
         """Whether the log holds rounds that the program has not taken."""
         return bool(self._log)
 
-    def _take(self, waited_s: float, last: int | None = None) -> Iterator[Record]:
+    def _take(self, waited_s: float, last: int | None = None) -> Iterator[Round]:
         while True:
             with self._state:
                 if not self._log or (last is not None and self._taken >= last):
@@ -609,7 +609,7 @@ class PartialAllReduce:
         shares = Shares(header, size)
         samples = sum(shares.samples)
         number = self._offset + round
-        record = Record(
+        record = Round(
             round=number,
             sum=pile.flats,
             samples_by_rank=shares.samples,

@@ -8,11 +8,11 @@ from functools import cached_property
 
 from torch import Tensor
 
-from offbeat.collectives.layout import Flats
+from offbeat.rounds.layout import Flats
 
 
 @dataclass(frozen=True)
-class Record:
+class Round:
     """One round: a sum over workers, and who and what is in it."""
 
     round: int
@@ -55,9 +55,9 @@ class Record:
     moved: bool = False
     """The sum is of moves, not of gradients, and has been applied: see ahead.py."""
 
-    def taken(self, waited_s: float) -> Record:
+    def taken(self, waited_s: float) -> Round:
         """The same, by a worker that has waited so long, without the cost of `replace`."""
-        record = object.__new__(Record)
+        record = object.__new__(Round)
         record.__dict__.update(self.__dict__, waited_s=waited_s)
         return record
 
