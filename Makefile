@@ -20,10 +20,11 @@ demo: $(READY)  ## install, then race nine algorithms on a virtual cluster with 
 	$(BIN)/offbeat race --cluster two-slow-of-eight --rates 1,2 --report report.html
 
 test: check  ## install, then every check and every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not real" --numprocesses 2
+	$(BIN)/python -m pytest -m real
 
-test-fast: $(READY)  ## the tests that need no other process, in under two minutes
-	$(BIN)/python -m pytest -m "not real and not slow"
+test-fast: $(READY)  ## the tests that need no other process, in under a minute
+	$(BIN)/python -m pytest -m "not real and not slow" --numprocesses 2
 
 check: $(READY)  ## lint, format, types, the direction of imports
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ were chosen with seed 0, which is not among the seeds of this benchmark.
 
     majority, half, solo     ours: every worker applies every round, the mean is over samples;
                              half waits for any four of eight, majority for one that is drawn
-    paper's ...              drifting replicas, sums divided by the number of workers, late
+    paper's ...              lateness by step, sums divided by the number of workers, late
                              gradients accumulated (its text) or dropped (its code)
     ddp                      DistributedDataParallel, in the real world
 
@@ -61,7 +61,7 @@ from offbeat.lab import digits
 
 WORKERS = 8
 WARM_UP_STEPS = 2  # not in a real run's seconds: connections are made in the first round
-PAPERS = partial(offbeat.EagerSGD, replicas="drift", average="workers")
+PAPERS = partial(offbeat.EagerSGD, lateness="step", average="workers")
 OURS: dict[str, offbeat.Algorithm] = {
     "sync": offbeat.SyncSGD(),
     "majority": offbeat.EagerSGD("majority"),
@@ -239,7 +239,7 @@ def train(
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     attached: list[offbeat.Attachment] = []
-    # By dp.round, not by the count of applied rounds: with drifting replicas some are passed over.
+    # By dp.round: a worker that has been late may have applied several at once.
     scheduler = LambdaLR(
         optimizer, lambda _: task.rate(attached[0].round / steps if attached else 0.0)
     )

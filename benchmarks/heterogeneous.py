@@ -32,8 +32,7 @@ reached when the mean of five evaluations is, and there a run ends. The rows hol
 
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
     abs, noise   ABSSGD(warm_up_rounds="noise"): without delay until noise dominates
-    abs, arrival ABSSGD(apply_on_arrival=True): a finished round is applied in mid-batch
-    abs, local   ABSSGD(local_steps=True): one's own gradients at once, the others' a round later
+    abs, local   WaitFreeLocalSGD(): one's own gradients at once, the others' a round later
     ..., bank    what the round would have waited for rides in the next one
 
     python benchmarks/heterogeneous.py [--part utilisation|convergence] [--quick] [--json FILE]
@@ -85,13 +84,11 @@ CONTESTANTS: dict[str, Callable[[int], offbeat.Algorithm]] = {
     "lbbsp": lambda m: offbeat.LBBSP(m),
     "local": lambda m: offbeat.LocalSGD(m),
     "dropcompute": lambda m: offbeat.DropCompute(m, window_rounds=WINDOW_ROUNDS),
-    "dropcompute, bank": lambda m: offbeat.DropCompute(m, bank=True, window_rounds=WINDOW_ROUNDS),
     "nonblocking": lambda m: offbeat.NonblockingSGD(m),
     "nonblocking, bank": lambda m: offbeat.NonblockingSGD(m, in_flight="bank"),
     "abs": lambda m: offbeat.ABSSGD(min_batch=samples_of(m)),
     "abs, noise": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), warm_up_rounds="noise"),
-    "abs, arrival": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), apply_on_arrival=True),
-    "abs, local": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), local_steps=True),
+    "abs, local": lambda m: offbeat.WaitFreeLocalSGD(min_batch=samples_of(m)),
 }
 BASELINES = ("ddp", "lbbsp", "local", "dropcompute")
 

@@ -38,7 +38,7 @@ ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
 ALONE: dict[str, Callable[[], offbeat.Algorithm]] = {
     **ALGORITHMS,
     "abs": offbeat.ABSSGD,
-    "abs_local": lambda: offbeat.ABSSGD(local_steps=True),
+    "abs_local": lambda: offbeat.WaitFreeLocalSGD(),
     "dropcompute": lambda: offbeat.DropCompute(2),
     "nonblocking": lambda: offbeat.NonblockingSGD(2),
 }

@@ -11,7 +11,7 @@ forward and backward pass of a small model, and in between a sleep that stands f
     solo, majority   EagerSGD
     solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
-    abs, local       ABSSGD(local_steps=True): one's own gradients at once
+    abs, local       WaitFreeLocalSGD(): one's own gradients at once
 
 Accelerate and torchft take part if they are installed; torchft not with --quick. Contestants take
 turns in the same processes, except torchft, which has a server and thus processes of its own. Those
@@ -171,7 +171,7 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo": attached(offbeat.EagerSGD("solo")),
     "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
-    "abs, local": attached(offbeat.ABSSGD(local_steps=True)),
+    "abs, local": attached(offbeat.WaitFreeLocalSGD()),
 }
 EQUAL_STEPS = ("ddp", "post-local", "accelerate")
 

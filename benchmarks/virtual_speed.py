@@ -1,7 +1,12 @@
-"""Virtual events a second, without tensors, beside SimPy's; and how time grows with events.
+"""What virtual time costs: events a second beside SimPy's, and a worker-step beside PyTorch's.
 
 An event is one wake-up: a worker sleeps, others run, it wakes. The same program in both: W workers
 that each sleep S times, for lengths that keep them out of step. Both take turns in one run.
+
+A worker-step is one step of one worker of a tiny model (a linear layer of 8 inputs, batches of 4)
+under `EagerSGD()`, everything but the start included. It is compared with a step of the same model
+and optimizer in plain PyTorch. They take turns too. Their seconds are the processor's: other
+programs on the machine do not count.
 
     python benchmarks/virtual_speed.py [--quick] [--json FILE]
 """
@@ -15,6 +20,7 @@ from typing import Any
 
 import common
 import simpy
+import torch
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -51,6 +57,74 @@ def simpys(workers: int, sleeps: int) -> float:
     return workers * sleeps / (time.perf_counter() - began)
 
 
+def plain_step_s(steps: int) -> float:
+    """Return seconds a step of a tiny model in plain PyTorch."""
+    model, optimizer, batch = tiny()
+    began = time.process_time()
+    for _ in range(steps):
+        step(model, optimizer, batch)
+    return (time.process_time() - began) / steps
+
+
+def worker_step_s(workers: int, steps: int) -> float:
+    """Return seconds a worker-step of the same model in virtual time, after the first one.
+
+    All workers are equally fast, so they all make a step between two steps of worker 0.
+    """
+    moments = []
+
+    def worker() -> None:
+        model, optimizer, batch = tiny()
+        with offbeat.attach(model, optimizer, offbeat.EagerSGD()) as dp:
+            for _ in range(1 + steps):
+                step(model, optimizer, batch)
+                if dp.rank == 0:
+                    moments.append(time.process_time())
+
+    offbeat.run(worker, Cluster.uniform(workers))
+    return (moments[-1] - moments[0]) / (workers * steps)
+
+
+def tiny() -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """Make a model that costs next to nothing."""
+    model = torch.nn.Linear(8, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(4, 8)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    """Train on one batch."""
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+
+
+def worker_steps(turns: int, steps: int) -> dict[str, Any]:
+    """Measure worker-steps against plain steps, and many workers against few."""
+    torch.set_num_threads(1)
+    plain_step_s(200), worker_step_s(32, 3)  # warm up
+    plain, few, many = [], [], []
+    for turn in range(turns):
+        for kind, times in ((plain_step_s, plain), (worker_step_s, few))[:: 1 if turn % 2 else -1]:
+            times.append(kind(32 * steps) if kind is plain_step_s else kind(32, steps))
+        if turn % 2 == 0:
+            many.append(worker_step_s(1024, max(3, steps // 4)))
+    over_plain = [virtual / real for virtual, real in zip(few, plain, strict=True)]
+    growth = [each / around for each, around in zip(many, few[::2], strict=True)]
+    print(f"plain PyTorch {common.spread([1e3 * each for each in plain])} ms a step")
+    print(f"32 workers    {common.spread([1e3 * each for each in few])} ms a worker-step")
+    print(f"over plain    {common.spread(over_plain)} (target 2.0)")
+    print(f"1,024 workers {common.spread([1e3 * each for each in many])} ms a worker-step")
+    print(f"over 32       {common.spread(growth)} (target 1.5)")
+    return {
+        "plain_step_ms": 1e3 * statistics.median(plain),
+        "worker_step_ms": 1e3 * statistics.median(few),
+        "worker_step_over_plain": statistics.median(over_plain),
+        "worker_step_ms_at_1024": 1e3 * statistics.median(many),
+        "worker_step_at_1024_over_32": statistics.median(growth),
+        "worker_steps_per_s_without_tensors": None,  # there is no such run yet; target 30,000
+    }
+
+
 def main() -> None:
     arguments = common.options(__doc__.splitlines()[0]).parse_args()
     turns, events = (5, 100_000) if arguments.quick else (11, 400_000)
@@ -73,9 +147,11 @@ def main() -> None:
     print(f"SimPy   {common.spread([rate / 1e3 for rate in theirs])} thousand events/s")
     ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
     print(f"offbeat over SimPy {common.spread(ratios)}")
+    steps = worker_steps(*((4, 10) if arguments.quick else (10, 40)))
     common.write(
         arguments.json,
         {
+            **steps,
             "events_per_s": statistics.median(mine),
             "simpy_events_per_s": statistics.median(theirs),
             "max_workers": largest,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from offbeat.worlds import current
+
 # The store of torch.distributed looks up the name of whoever connects. Where the name server now
 # and then says nothing, that is a wait of 5 seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -17,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--schedule-seed",
         type=int,
         default=None,
-        help="replay one schedule of test_schedules.py or test_hold_schedules.py, and no other",
+        help="replay one schedule of test_schedules.py, and no other",
     )
 
 
@@ -37,3 +39,10 @@ def _seeds(only: int | None, fast: int, full: int, chunk: int) -> Iterator[objec
     for first in range(fast, full, chunk):
         seeds = range(first, min(first + chunk, full))
         yield pytest.param(seeds, id=f"{seeds[0]}-{seeds[-1]}", marks=pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def _no_world_is_left_open() -> Iterator[None]:
+    """A world that a test leaves open would be the next one's, with all its settings."""
+    yield
+    assert current._process_world is None, "this test has left its world open"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.algorithms.abs import Phase
 from offbeat.clusters import Cluster
-from offbeat.errors import DisagreementError
+from offbeat.lab.contestants import algorithms, parse
 from offbeat.records import Line, read
 from offbeat.rounds import Measured
 from offbeat.testing import processes
@@ -36,18 +36,13 @@ TWO_SPEEDS = Cluster.parse(
 )
 TRIGGERS: dict[str, dict[str, Any]] = {
     "ready": {},
-    "after two": {"min_micro_batches": 2},
     "back to back": {"trigger": "back_to_back"},
-    "slowest batch": {"trigger": "slowest_batch", "batch": 3},
-    "timer": {"trigger": "timer", "period_s": 2.5},
     "at least": {"min_batch": 9},
-    "at most": {"trigger": "slowest_batch", "batch": 5, "max_batch": 7},
-    "both": {"min_batch": 7, "max_batch": 11},
 }
 every_trigger = pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(settings, id=name, marks=() if name in ("ready", "both") else pytest.mark.slow)
+        pytest.param(settings, id=name, marks=() if name != "back to back" else pytest.mark.slow)
         for name, settings in TRIGGERS.items()
     ],
 )
@@ -228,7 +223,7 @@ def test_so_many_micro_batches_each_without_delay_is_accumulation() -> None:
     def trained(algorithm: offbeat.Algorithm) -> Any:
         return offbeat.run(lambda: train(12, algorithm), TWO_SPEEDS).results
 
-    ours = trained(ABS(delay=0, min_micro_batches=3, max_micro_batches=3))
+    ours = trained(ABS(delay=0, min_batch=12, max_micro_batches=3))
     theirs = trained(offbeat.SyncSGD(micro_batches=3))
     for (mine, stats), (expected, _) in zip(ours, theirs, strict=True):
         assert stats.rounds == 4
@@ -313,24 +308,6 @@ def test_min_batch_is_kept_while_everyone_is_here() -> None:
     assert here == [18] * 5
 
 
-def test_max_batch_starts_a_round_before_everyone_is_ready() -> None:
-    waiting = ABS("slowest_batch", batch=8)
-    capped = ABS("slowest_batch", batch=8, max_batch=6)
-    sizes = [
-        [
-            round.samples
-            for round in offbeat.run(lambda: quadratic(algorithm), TWO_SPEEDS)  # noqa: B023
-            .results[0]
-            .stats.history
-            if round.ended_s < 38
-        ]
-        for algorithm in (waiting, capped)
-    ]
-    assert min(sizes[0]) >= 8 * (1 + 1 + 2 + 2)
-    # Six after two seconds, and what each finishes before it notices.
-    assert all(6 <= samples <= 12 for samples in sizes[1])
-
-
 @pytest.mark.slow
 def test_the_others_go_on_without_a_dead_slow_worker_and_its_staleness_is_told() -> None:
     cluster = Cluster.parse("workers = 3\nspeed = [1.0, 1.0, 0.02]\n[compute]\nstep_s = 1.0")
@@ -367,8 +344,6 @@ def test_a_full_pile_does_not_wait_for_ever_for_a_dead_slow_worker(delay: Any) -
 @pytest.mark.parametrize(
     "settings",
     [
-        {"trigger": "timer", "period_s": 100.0},
-        {"trigger": "slowest_batch", "batch": 100},
         {"min_batch": 100},
         {"min_batch": 2.5, "max_micro_batches": None},
     ],
@@ -393,22 +368,6 @@ def test_warm_up_rounds_are_not_stale() -> None:
         ages = [round.staleness_rounds for round in seen.stats.history]
         # The first round after the warm-up has nothing to be late behind.
         assert ages == [0] * 6 + [1] * (len(ages) - 6)
-
-
-def test_learning_rates_must_agree_in_the_warm_up_too() -> None:
-    def worker() -> None:
-        model = net()
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        with offbeat.attach(model, opt, ABS(warm_up_rounds=100)):
-            for step in range(20):
-                if (offbeat.rank(), step) == (1, 6):
-                    opt.param_groups[0]["lr"] = 0.2
-                opt.zero_grad()
-                loss(model, 0, 0).backward()
-                opt.step()
-
-    with pytest.raises(DisagreementError, match="differ between worker 0 and worker 1"):
-        offbeat.run(worker, Cluster.uniform(2))
 
 
 def _phases(noise: float, steps: int = 40, lr: float = 0.02) -> list[list[int]]:
@@ -457,92 +416,13 @@ def test_the_noise_scale_is_measured_without_bias() -> None:
     assert phase.noisy_from < math.inf
 
 
-# --- applying on arrival -------------------------------------------------------------------
-
-
-def test_on_arrival_most_gradients_are_fresh() -> None:
-    lines: list[Line] = []
-    algorithm = ABS(apply_on_arrival=True, min_micro_batches=4)
-    offbeat.run(lambda: quadratic(algorithm, 60), TWO_SPEEDS, records=lines.append)
-    rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
-    assert max(line["staleness_rounds"] for line in rounds) == 1
-    assert max(line["mean_staleness_rounds"] for line in rounds[:-2]) < 0.5
-    assert _inside(lines) == []
-
-
-# --- learning rates ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rate", "factor"),
-    [
-        ("constant", lambda samples: 1.0),
-        ("linear", lambda samples: min(max(samples / 16, 0.5), 2.0)),
-        ("sqrt", lambda samples: min(max(samples / 16, 0.5), 2.0) ** 0.5),
-    ],
-)
-def test_the_rate_of_an_update_follows_its_batch_and_is_put_back(
-    rate: Any, factor: Callable[[float], float]
-) -> None:
-    used: list[float] = []  # by the optimizer of worker 0
-    algorithm = ABS("slowest_batch", batch=4, rate=rate, reference_batch=16.0)
-
-    def watch(opt: torch.optim.Optimizer, *_: Any) -> None:
-        if opt.param_groups[0]["params"][0].grad is not None and offbeat.rank() == 0:
-            used.append(opt.param_groups[0]["lr"])
-
-    def worker() -> Any:
-        model = net()
-        opt = torch.optim.SGD(model.parameters(), lr=0.125)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-        with offbeat.attach(model, opt, algorithm, scheduler=scheduler) as dp:
-            opt.register_step_pre_hook(watch)
-            for step, samples in enumerate((1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 1, 1, 1, 1)):
-                opt.zero_grad()
-                dp.samples(samples)
-                loss(model, offbeat.rank(), step).backward()
-                opt.step()
-        return [round.samples for round in dp.stats().history], opt.param_groups[0]["lr"]
-
-    (samples, last), *_ = offbeat.run(worker, Cluster.uniform(2, step_s=1.0)).results
-    assert samples == [12, 16, 32, 64, 8]
-    expected, before = [], 0.0
-    for each in samples:  # the scheduler has been stepped once per 16 samples
-        expected.append(0.125 * 0.5 ** (before // 16) * factor(each))
-        before += each
-    assert used == pytest.approx(expected)
-    assert last == pytest.approx(0.125 * 0.5 ** (before // 16))
-
-
-def test_the_samples_of_a_round_that_is_skipped_do_not_move_the_schedule() -> None:
-    def worker() -> tuple[float, offbeat.Stats]:
-        model = net()
-        opt = torch.optim.SGD(model.parameters(), lr=1.0)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-        algorithm = ABS(max_micro_batches=1, reference_batch=4)
-        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, nonfinite="skip") as dp:
-            for step in range(20):
-                opt.zero_grad()
-                loss(model, offbeat.rank(), step).backward()
-                if step % 2:
-                    model[0].weight.grad.fill_(float("nan"))
-                opt.step()
-        return opt.param_groups[0]["lr"], dp.stats()
-
-    for rate, stats in offbeat.run(worker, Cluster.uniform(2)).results:
-        assert (stats.rounds, stats.skipped_rounds) == (10, 10)
-        assert rate == 0.5 ** (2 * stats.applied_samples // 4)
-
-
 # --- checkpoints ---------------------------------------------------------------------------
 
 RESUMED: dict[str, dict[str, Any]] = {
     **TRIGGERS,
     "noise": {"warm_up_rounds": "noise"},
     "warm-up": {"warm_up_rounds": 9},
-    "on arrival": {"apply_on_arrival": True, "min_micro_batches": 2},
     "full": {"max_micro_batches": 2},
-    "rates": {"rate": "sqrt", "reference_batch": 3},
 }
 
 
@@ -607,31 +487,10 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
     [
         ({"trigger": "never"}, r"trigger must be one of \('ready', .*\), got 'never'"),
         ({"delay": 2}, r"delay must be one of \(0, 1\), got 2"),
-        ({"rate": "cubic"}, "rate must be one of .*, got 'cubic'"),
-        ({"trigger": "slowest_batch"}, "'slowest_batch' needs batch="),
-        ({"trigger": "timer"}, "'timer' needs period_s="),
-        ({"batch": 64}, "batch= needs trigger='slowest_batch'"),
-        ({"period_s": 1.0}, "period_s= needs trigger='timer'"),
-        ({"rate": "linear"}, "rate= needs reference_batch="),
-        ({"min_micro_batches": 0}, "min_micro_batches must be a whole number above 0, got 0"),
-        ({"local_steps": "no"}, "local_steps must be True or False, got 'no'"),
-        ({"apply_on_arrival": 2}, "apply_on_arrival must be True or False, got 2"),
         ({"max_micro_batches": 2.5}, "max_micro_batches must be a whole number above 0, got 2.5"),
-        ({"trigger": "timer", "period_s": -1.0}, "period_s must be above 0, got -1.0"),
-        ({"trigger": "slowest_batch", "batch": -4}, "batch must be above 0, got -4"),
         ({"max_wait_s": 0.0}, "max_wait_s must be above 0, got 0.0"),
-        ({"reference_batch": -2.0}, "reference_batch must be above 0, got -2.0"),
-        (
-            {"min_micro_batches": 4, "max_micro_batches": 3},
-            "no worker has at least min_micro_batches=4 and at most max_micro_batches=3",
-        ),
-        (
-            {"min_batch": 64, "max_batch": 32},
-            "no batch is at least min_batch=64 and at most max_batch=32 samples",
-        ),
-        ({"min_batch": -1}, "no batch is at least min_batch=-1"),
-        ({"min_batch": float("inf")}, "no batch is at least min_batch=inf"),
-        ({"max_batch": 0}, "max_batch must be above 0, got 0"),
+        ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),
+        ({"min_batch": float("inf")}, "min_batch must be 0 or more samples, got inf"),
         ({"warm_up_rounds": -1}, 'warm_up_rounds must be 0 or more, or "noise", got -1'),
         ({"warm_up_rounds": "signal"}, "warm_up_rounds must be .*, got 'signal'"),
     ],
@@ -639,6 +498,32 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ABS(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"apply_on_arrival": True}, "ABSSGD has no apply_on_arrival any more: it brought nothing"),
+        ({"trigger": "timer", "period_s": 1.0}, "ABSSGD has no trigger=timer any more: it was"),
+        ({"max_batch": 64}, 'no max_batch any more: trigger="back_to_back" is as fast'),
+    ],
+)
+def test_a_setting_that_is_gone_says_what_to_do_without_it(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        ABS(**settings)
+    written = ",".join(f"{name}={value}" for name, value in settings.items())
+    with pytest.raises(ValueError, match=message):  # on the command line of a race
+        parse(f"abs:{written}")
+
+
+def test_a_setting_that_is_gone_is_none_that_there_is() -> None:
+    for algorithm in algorithms().values():
+        names = {field.name for field in dataclasses.fields(algorithm)}
+        assert not names & set(algorithm.removed)
+        assert {name.partition("=")[0] for name in algorithm.removed if "=" in name} <= names
+        assert len(names) <= 7
 
 
 # --- real processes ------------------------------------------------------------------------

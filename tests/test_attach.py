@@ -7,6 +7,7 @@ import gc
 import io
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -415,20 +416,22 @@ def test_a_scheduler_is_stepped_once_per_applied_round() -> None:
     assert offbeat.run(worker, TWO).results == [[1.0, 0.5, 0.5, 0.25]] * 2
 
 
-def test_learning_rates_that_differ_in_a_round_are_an_error() -> None:
-    def worker() -> None:
-        model = net()
+def test_a_round_is_applied_with_the_mean_of_learning_rates_that_differ() -> None:
+    def worker() -> Any:
+        model = nn.Linear(1, 1, bias=False)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        with offbeat.attach(model, opt):
-            for step in range(3):
-                loss(model, 0, step).backward()
-                opt.param_groups[0]["lr"] *= 0.5 if offbeat.rank() == 1 and step == 1 else 1
-                opt.step()
+        with offbeat.attach(model, opt) as dp:
+            model.weight.data.fill_(0)
+            opt.param_groups[0]["lr"] = 0.3 if offbeat.rank() else 0.1
+            dp.samples(1 if offbeat.rank() else 3)
+            model(torch.ones(1, 1)).sum().backward()
+            opt.step()
+        return model.weight.item(), opt.param_groups[0]["lr"]
 
-    with pytest.raises(
-        DisagreementError, match=r"differ between worker 0 and worker 1 in round 1.*scheduler="
-    ):
-        offbeat.run(worker, TWO)
+    (mine, my_rate), (other, other_rate) = offbeat.run(worker, TWO).results
+    assert mine == other
+    assert mine == pytest.approx(-(3 * 0.1 + 1 * 0.3) / 4)
+    assert (my_rate, other_rate) == (0.1, 0.3)  # each scheduler finds what it has left
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -703,11 +706,37 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         offbeat.attach(model, torch.optim.LBFGS(model.parameters()))
 
 
-def test_a_closure_for_an_optimizer_that_needs_none_is_refused() -> None:
-    model = net()
-    opt = sgd(model)
-    with offbeat.attach(model, opt), pytest.raises(TypeError, match="closure"):
-        opt.step(lambda: 1.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize("named", [True, False])
+def test_a_closure_is_run_once_and_its_loss_returned(named: bool) -> None:
+    def steps(attached: bool, closing: bool) -> tuple[list[torch.Tensor], list[float]]:
+        torch.manual_seed(0)
+        model = net()
+        opt = sgd(model)
+        calls: list[float] = []
+
+        def closure() -> torch.Tensor:
+            opt.zero_grad()
+            (it := loss(model, 0, len(calls))).backward()
+            calls.append(it.item())
+            return it
+
+        with offbeat.attach(model, opt) if attached else nullcontext():
+            for _ in range(3):
+                if closing:
+                    returned = opt.step(closure=closure) if named else opt.step(closure)
+                    assert returned is not None
+                    assert returned.item() == calls[-1]
+                else:
+                    closure()
+                    opt.step(None)
+        assert len(calls) == 3
+        return [each.detach().clone() for each in model.parameters()], calls
+
+    plain = steps(attached=False, closing=True)
+    for closing in (True, False):
+        mine = steps(attached=True, closing=closing)
+        assert same(plain[0], mine[0])
+        assert plain[1] == mine[1]
 
 
 def test_a_step_after_the_block_is_refused_until_detached() -> None:
@@ -868,7 +897,7 @@ def test_a_round_that_is_not_finite_can_be_skipped_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [offbeat.SyncSGD(), offbeat.LocalSGD(), offbeat.ABSSGD(local_steps=True)], ids=str
+    "algorithm", [offbeat.SyncSGD(), offbeat.LocalSGD(), offbeat.WaitFreeLocalSGD()], ids=str
 )
 def test_sparse_gradients_are_refused(algorithm: offbeat.Algorithm) -> None:
     model = nn.Embedding(5, 2, sparse=True)

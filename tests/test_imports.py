@@ -10,7 +10,8 @@ import offbeat
 ROOT = Path(offbeat.__file__).parent
 # stand_ins.py: what a user's script finds under that name in a simulation
 ALLOWED = {
-    *("worlds/real.py", "worlds/current.py", "testing.py"),
+    *("worlds/real.py", "worlds/gloo.py", "worlds/store.py", "worlds/own.py"),
+    *("worlds/current.py", "testing.py"),
     *("lab/stand_ins.py", "lab/processes.py"),
 }
 

@@ -38,24 +38,20 @@ def _sizes(algorithm: offbeat.Algorithm, steps: tuple[int, ...], *speeds: float)
     ]
 
 
-in_flight = pytest.mark.parametrize("in_flight", ["finish", "abandon", "bank"])
-position = pytest.mark.parametrize("position", ["reset", "carry"])
+in_flight = pytest.mark.parametrize("in_flight", ["finish", "bank"])
 
 
-@position
-@pytest.mark.parametrize("in_flight", ["finish", "abandon"])
-def test_nothing_is_ever_stale(in_flight: Any, position: Any) -> None:
-    run = offbeat.run(lambda: quadratic(NB(4, in_flight, position), 24), "two-slow-of-eight")
+def test_nothing_is_ever_stale() -> None:
+    run = offbeat.run(lambda: quadratic(NB(4), 24), "two-slow-of-eight")
     for seen in run.results:
         assert seen.stats.rounds > 5
         assert seen.stats.staleness == {0: seen.stats.rounds}
 
 
-@position
-def test_banking_loses_nothing_and_only_what_was_banked_is_one_round_old(position: Any) -> None:
+def test_banking_loses_nothing_and_only_what_was_banked_is_one_round_old() -> None:
     lines: list[Line] = []
     run = offbeat.run(
-        lambda: quadratic(NB(4, "bank", position), 24), "two-slow-of-eight", records=lines.append
+        lambda: quadratic(NB(4, "bank"), 24), "two-slow-of-eight", records=lines.append
     )
     for seen in run.results:
         assert set(seen.stats.staleness) == {0, 1}
@@ -70,7 +66,7 @@ def test_banking_loses_nothing_and_only_what_was_banked_is_one_round_old(positio
 def test_a_batch_of_one_micro_batch_is_called_by_whoever_has_it_first(in_flight: Any) -> None:
     rounds = _sizes(NB(1, in_flight), (6, 2), 1.0, 0.3)
     assert len(rounds) >= 3
-    assert sum(samples for samples, _ in rounds) == (8 if in_flight != "abandon" else 6)
+    assert sum(samples for samples, _ in rounds) == 8
 
 
 @in_flight
@@ -111,39 +107,13 @@ def test_half_the_speed_brings_half_of_the_batch() -> None:
         (12, pytest.approx(16.8)),
         (12, pytest.approx(25.2)),
     ]
-    # It has finished its fourth, and abandons its fifth.
-    rounds = _sizes(NB(8, "abandon"), (24, 15), 1.0, 1 / 1.9)
-    assert rounds == [(12, 8.0), (12, 16.0), (12, 24.0)]
 
 
-def test_with_carry_a_slow_worker_calls_rounds_too() -> None:
+def test_only_the_fast_one_calls() -> None:
     # Batches of three: 1 s and 1.6 s each. The fast one calls at 3; the slow one gives 2 at 3.2.
-    # It finishes its third at 4.8, and calls; the fast one gives 2 at 5.2, and has one to go.
-    # It calls at 6.2; the slow one gives the first of its second batch at 6.8.
-    # The fast one calls at 9.8; the slow one gives the rest of its batch at 10.
-    carried = _sizes(NB(3, "finish", "carry"), (9, 6), 1.0, 1 / 1.6)
-    assert [samples for samples, _ in carried] == [5, 3, 2, 5]
-    assert [ended for _, ended in carried] == pytest.approx([3.2, 5.2, 6.8, 10.0])
-    # Without carrying, only the fast one calls.
     anew = _sizes(NB(3), (9, 6), 1.0, 1 / 1.6)
     assert [samples for samples, _ in anew] == [5, 5, 5]
     assert [ended for _, ended in anew] == pytest.approx([3.2, 6.4, 9.6])
-
-
-def test_abandoning_ends_the_micro_batch_at_once_and_counts_it() -> None:
-    # The slow one has finished 1 of 2 s, begun at 2, and is interrupted at 3.
-    lines: list[Line] = []
-    results = offbeat.run(
-        lambda: quadratic(NB(3, "abandon"), 6 if offbeat.rank() == 0 else 4),
-        _cluster(1.0, 0.5),
-        records=lines.append,
-    ).results
-    rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
-    assert [(line["samples"], line["to_s"]) for line in rounds] == [(4, 3.0), (4, 6.0)]
-    assert [seen.stats.dropped_samples for seen in results] == [0, 2]
-    assert results[1].stats.compute_s == 6
-    dropped = [line for line in lines if line.get("arrival") == "dropped"]
-    assert [(line["from_s"], line["to_s"]) for line in dropped] == [(2.0, 3.0), (5.0, 6.0)]
 
 
 def test_the_exchange_comes_after_the_fastest_workers_batch() -> None:
@@ -154,7 +124,7 @@ def test_the_exchange_comes_after_the_fastest_workers_batch() -> None:
     lines: list[Line] = []
     steps = (12, 9, 9)
     offbeat.run(
-        lambda: quadratic(NB(4, "abandon"), steps[offbeat.rank()]), cluster, records=lines.append
+        lambda: quadratic(NB(4, "bank"), steps[offbeat.rank()]), cluster, records=lines.append
     )
     own = [line for line in lines if line["rank"] == 0]
     called = [line["to_s"] for line in own if line["kind"] == "compute"][3]
@@ -169,17 +139,15 @@ def test_two_that_finish_together_make_one_round() -> None:
     assert rounds == [(5, 2.5), (5, 5.0)]
 
 
-@pytest.mark.parametrize("in_flight", ["abandon", "bank"])
-def test_whoever_has_nothing_finished_sends_nothing_and_nobody_hangs(in_flight: Any) -> None:
-    rounds = _sizes(NB(2, in_flight), (8, 2), 1.0, 0.1)
+def test_whoever_has_nothing_finished_sends_nothing_and_nobody_hangs() -> None:
+    rounds = _sizes(NB(2, "bank"), (8, 2), 1.0, 0.1)
     assert rounds[0] == (2, 2.0)
 
 
 @pytest.mark.slow
 @in_flight
-@position
-def test_a_run_resumes_bit_for_bit(in_flight: Any, position: Any) -> None:
-    resumes_bit_for_bit(NB(3, in_flight, position), _cluster(1.0, 0.7, 0.4))
+def test_a_run_resumes_bit_for_bit(in_flight: Any) -> None:
+    resumes_bit_for_bit(NB(3, in_flight), _cluster(1.0, 0.7, 0.4))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +155,7 @@ def test_a_run_resumes_bit_for_bit(in_flight: Any, position: Any) -> None:
     [
         ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
         ({"micro_batches": float("nan")}, "micro_batches must be a whole number above 0, got nan"),
-        ({"in_flight": "wait"}, "in_flight must be one of .*, got 'wait'"),
-        ({"position": "keep"}, "position must be one of .*, got 'keep'"),
+        ({"in_flight": "wait"}, "in_flight must be finish or bank, got 'wait'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ nothing, so rounds wait for it; one that dies ends the run. Each fault proves th
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -13,16 +14,19 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from test_schedules import Log, Outcome, Schedule, Starts, check, live
+from schedule_log import Log, Outcome, Starts
+from schedule_play import live
+from schedule_promises import check
+from schedules import Plan, Schedule
 
 import offbeat
 from offbeat.errors import WorkerLostError
+from offbeat.rounds import Rules
 from offbeat.testing import processes
 from offbeat.worlds import enter_world, leave_world
 
@@ -31,42 +35,63 @@ pytestmark = pytest.mark.real
 
 # --- random schedules ----------------------------------------------------------------------
 
-TRIGGERS: list[tuple[str | int, int | None, bool]] = [
-    ("solo", None, False),
-    ("majority", None, False),
-    ("first:2", 3, False),
-    ("last:2", None, True),
-    (2, 1, False),
-    ("solo", None, True),
-    ("solo", 2, False),
-    ("all", 0, False),
+TRIGGERS: list[tuple[str | int, int | None, bool, str]] = [
+    ("solo", None, False, ""),
+    ("majority", None, False, ""),
+    ("first:2", 3, False, ""),
+    ("last:2", None, True, ""),
+    (2, 1, False, ""),
+    ("solo", None, True, ""),
+    ("solo", 2, False, ""),
+    ("all", 0, False, ""),
+    ("all", None, False, "lockstep"),
+    ("all", None, False, "lockstep"),
+    ("all", None, False, "at boundary"),
+    ("all", None, False, "at boundary"),
 ]
 
 
 def _schedule(seed: int, workers: int) -> Schedule:
     """Sleeps of milliseconds; one worker has little data, one has none, one is slow."""
     draw = Random(seed)
-    quorum, bound, drop_late = TRIGGERS[seed % len(TRIGGERS)]
+    quorum, bound, drop_late, how = TRIGGERS[seed % len(TRIGGERS)]
+    lockstep, at_boundary = how == "lockstep", how == "at boundary"
     counts = [15] * workers
     counts[draw.randrange(workers)] = 5
     counts[draw.randrange(workers)] = 0
     slow = draw.randrange(workers)
-    return replace(
-        Schedule.drawn(seed),
+    metrics = seed % 2 * 3
+    return Schedule(
+        seed=seed,
         workers=workers,
-        quorum=quorum,
-        max_staleness_rounds=bound,
-        drop_late=drop_late,
-        full_every=None,
-        delays="milliseconds",
+        latency_s=0.0,
+        bandwidth_bytes_per_s=math.inf,
         compute_s=tuple(
             tuple(draw.choice([0.0, 0.002, 0.02 if rank == slow else 0.004]) for _ in range(count))
             for rank, count in enumerate(counts)
         ),
-        samples=tuple(tuple(draw.randint(1, 3) for _ in range(count)) for count in counts),
         apply_s=tuple(draw.choice([0.0, 0.0, 0.003]) for _ in counts),
-        hasty=tuple(draw.random() < 0.2 for _ in counts),
-        pause_after=None,
+        events=("metric",) * metrics,
+        positions=tuple(
+            tuple(sorted(draw.randint(0, count) for _ in range(metrics))) for count in counts
+        ),
+        stays=((),) * workers,
+        plans=(
+            Plan(
+                "real",
+                Rules(
+                    quorum,
+                    lockstep=lockstep,
+                    max_staleness_rounds=bound,
+                    at_boundary=at_boundary,
+                ),
+                drop_late=drop_late,
+                delay=int(at_boundary),
+                waits=not at_boundary,
+                samples=tuple(tuple(draw.randint(1, 3) for _ in range(count)) for count in counts),
+                hasty=tuple(draw.random() < 0.2 for _ in counts),
+            ),
+        ),
     )
 
 
@@ -74,7 +99,8 @@ def _live_all(schedules: list[Schedule]) -> list[tuple[Log, Starts]]:
     world, results = enter_world(), []
     for schedule in schedules:
         starts: Starts = defaultdict(list)
-        results.append((live(world, schedule, starts), dict(starts)))
+        [log] = live(world, schedule, [starts])
+        results.append((log, dict(starts)))
     leave_world(world)
     return results
 
@@ -84,17 +110,17 @@ def test_random_sleeps_keep_every_promise(workers: int) -> None:
     schedules = [_schedule(seed, workers) for seed in range(len(TRIGGERS))]
     ended = processes(_live_all, workers, schedules)
     for number, schedule in enumerate(schedules):
-        logs = [each.result[number][0] for each in ended]
+        [plan], logs = schedule.plans, [each.result[number][0] for each in ended]
         starts: Starts = defaultdict(list)
         for each in ended:
             for round, seen in each.result[number][1].items():
                 starts[round] += seen
         try:
-            check(schedule, Outcome(logs, starts), virtual=False)
+            check(schedule, plan, Outcome(logs, starts), virtual=False)
         except AssertionError as error:
             error.add_note(f"{schedule}")
             raise
-        if schedule.quorum == "solo" and schedule.max_staleness_rounds is None:
+        if plan.rules.quorum == "solo" and plan.rules.max_staleness_rounds is None:
             late = [g for log in logs for g in log.gradients if g.arrival != "on time"]
             assert late, "nobody was late: the schedule proves nothing"
 

@@ -194,7 +194,7 @@ def test_a_process_group_of_the_script_is_simulated(tmp_path: Path) -> None:
     ("call", "words"),
     [
         ("dist.get_rank()", "ValueError: the default process group has not been initialized"),
-        ("dist.new_group([0])", "torch.distributed.new_group is not simulated"),
+        ("dist.split_group()", "torch.distributed.split_group is not simulated"),
     ],
 )
 def test_what_a_simulation_has_not_is_said(tmp_path: Path, call: str, words: str) -> None:

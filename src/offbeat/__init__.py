@@ -11,11 +11,12 @@ from offbeat.algorithms import (
     MSyncSGD,
     NonblockingSGD,
     SyncSGD,
+    WaitFreeLocalSGD,
 )
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
+from offbeat.replica import Stats
 from offbeat.rounds import Partial, Round, partial_all_reduce
-from offbeat.stats import Stats
 from offbeat.worlds import Run, rank, run, world_size
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "Stats",
     "SyncSGD",
+    "WaitFreeLocalSGD",
     "attach",
     "errors",
     "partial_all_reduce",

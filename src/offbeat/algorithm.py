@@ -1,13 +1,14 @@
 """What an algorithm is: settings, and what a worker does when a micro-batch is done.
 
-`step` and `leave` are generators. `yield record` means *apply this round now*: when the generator
+`step` and `leave` are generators. `yield round` means *apply this round now*: when the generator
 goes on, the parameters have been updated. A step that yields nothing leaves them as they are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
 
 from offbeat.replica import Replica
 from offbeat.rounds import Round
@@ -16,11 +17,27 @@ from offbeat.rounds import Round
 class Algorithm(ABC):
     """Settings of one method; frozen, and equal on all workers."""
 
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Settings that there were once, `name` or `name=value`, and what to do without each."""
+
+    def __new__(cls, *_: object, **settings: object) -> Self:
+        for name, value in settings.items():
+            cls.check_removed(name, value)
+        return super().__new__(cls)
+
+    @classmethod
+    def check_removed(cls, name: str, value: object = None) -> None:
+        """Raise TypeError if there is no such setting, or value of it, any more."""
+        for setting in (name, f"{name}={value}"):
+            if setting in cls.removed:
+                raise TypeError(f"{cls.__name__} has no {setting} any more: {cls.removed[setting]}")
+
     def check(self, size: int) -> None:  # noqa: B027 - most settings fit any cluster
         """Raise ValueError if the settings do not fit a cluster of `size` workers."""
 
-    def start(self, replica: Replica) -> None:  # noqa: B027 - most need nothing
-        """The worker has been attached: open what the rounds need."""
+    @abstractmethod
+    def start(self, replica: Replica) -> None:
+        """The worker has been attached: say when rounds start, and what they carry."""
 
     def reduces_next(self, replica: Replica) -> bool:
         """Say whether the backward pass at hand completes this worker's part of the round.
@@ -29,13 +46,13 @@ class Algorithm(ABC):
         """
         return False
 
-    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
+    def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         """Pass on the rounds that this worker comes to know of, in order, adjusted if need be.
 
         Every round goes through here once, on every worker: those of a step, of leaving, and of
         the pause for a checkpoint.
         """
-        return records
+        return rounds
 
     def check_counts(self, *names: str) -> None:
         """Raise ValueError if one of these settings is no whole number above 0."""
@@ -54,6 +71,6 @@ class Algorithm(ABC):
     def step(self, replica: Replica) -> Iterator[Round]:
         """One micro-batch is done; its gradients are in `.grad`."""
 
-    @abstractmethod
     def leave(self, replica: Replica) -> Iterator[Round]:
         """This worker has left its loop: serve the others until all have left theirs."""
+        yield from self.rounds(replica, replica.serve())

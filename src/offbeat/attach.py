@@ -6,35 +6,36 @@ into `.grad` and applied by the very step that is under way; further ones (a lat
 up) by steps of our own in the post-hook; and if there is none, `.grad` is None everywhere and the
 step has nothing to do.
 
+This file is longer than others: it is all that a user meets, in one place.
+
 Between backward and step, `.grad` is this worker's own gradient; after a step that applied a round
 it is that round's mean.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-import random
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from ctypes import c_ubyte
-from hashlib import blake2b
-from typing import Any, Literal, Self, cast
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
+from offbeat.alike import alike, average_buffers, generators, named_parameters, set_generators
+from offbeat.apply import Applier
+from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
-from offbeat.errors import DetachedError, NonFiniteGradientError, WorkerLeft
-from offbeat.replica import Replica, broadcast
-from offbeat.rounds import Round, agree
+from offbeat.errors import DetachedError, WorkerLeft
+from offbeat.replica import Replica, Stats, broadcast
+from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
-from offbeat.stats import Stats
 from offbeat.worlds import World, enter_world, leave_world
 
 # By reference: what is attached keeps its optimizer, which would else keep itself for ever.
@@ -68,7 +69,9 @@ def attach(
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
     """
     algorithm = SyncSGD() if algorithm is None else algorithm
-    _check_arguments(model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes)
+    check_arguments(model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes)
+    if (old := _attached(optimizer)) is not None and not old._closed:
+        raise DetachedError("this optimizer is attached already: close() that attachment first")
     world = enter_world(pace, seed)
     try:
         algorithm.check(world.size)
@@ -98,18 +101,11 @@ class Attachment:
         self._world = world
         self._model = model
         self._optimizer = optimizer
-        self._scheduler = scheduler
-        self._clip_norm = clip_norm
-        self._nonfinite = nonfinite
         self._closed = False
         self._in_no_sync = False
-        self._rounds: Iterator[Round] = iter(())
-        self._record: Round | None = None
-        self._rates: list[Any] = []  # as they were before a round that scales them
-        self._own_step = False
-        self._stats = Stats(world.rank)
+        self._in_step = self._is_away = False
 
-        names, parameters = _named_parameters(model, optimizer)
+        names, parameters = named_parameters(model, optimizer)
         number = next(world.numbers)
         agree(
             world,
@@ -127,12 +123,24 @@ class Attachment:
             },
         )
         self._replica = Replica(
-            world, f"attach-{number}", optimizer, names, parameters, bucket_bytes
+            world,
+            f"attach-{number}",
+            optimizer,
+            names,
+            parameters,
+            bucket_bytes,
+            clip_norm,
+            scheduled=scheduler is not None,
         )
+        self._apply = Applier(self._replica, optimizer, algorithm, scheduler, nonfinite, self._tell)
+        self._stats = self._apply.stats
         self._replica.overlap.reduces_next = self._reduces_next
         self._channel = self._replica.models
         broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
         algorithm.start(self._replica)
+        self._replica.engine.fold = self._apply.fold
+        self._replica.engine.may_fold = self._apply.may_fold
+        self._replica.engine.begin()
 
         if (old := _attached(optimizer)) is not None:
             old.detach()
@@ -193,17 +201,35 @@ class Attachment:
         """
         return self._replica.agreed()
 
+    @contextmanager
+    def away(self, where: str = "") -> Iterator[None]:
+        """Do something else in this block, for as long as it takes: evaluate, save, wait.
+
+        The others' rounds count this worker as there, with nothing new, and it holds up nobody. It
+        catches up at its next step. Around collectives of `torch.distributed` that the program
+        calls itself, offbeat does this on its own.
+        """
+        if not where and (self._in_step or torch._C._current_graph_task_id() != -1):
+            inside = "optimizer.step()" if self._in_step else "backward()"
+            raise RuntimeError(f"dp.away() inside {inside}: move it out, between two steps")
+        if self._closed or self._in_step or self._is_away:
+            yield
+            return
+        self._is_away = True
+        try:
+            with self._replica.engine.away():
+                yield
+        finally:
+            self._is_away = False
+
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
         return self._stats.copy(dropped_samples=self._replica.dropped_samples)
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
-        mark = _fingerprint(self._model)
-        marks = [torch.tensor([mark]), torch.tensor([mark])]
-        for tensor, op in zip(marks, ("min", "max"), strict=True):
-            self._channel.all_reduce(tensor, op=cast(Literal["min", "max"], op)).wait()
-        return bool(marks[0] == marks[1])
+        with self._world.elsewhere("dp.replicas_identical()"):
+            return alike(self._channel, self._model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
@@ -216,20 +242,15 @@ class Attachment:
                 "state_dict() between backward and step, while gradients are being reduced: "
                 "call it after optimizer.step()"
             )
-        self._rounds = self.algorithm.rounds(self._replica, self._replica.settle())
-        self._apply_rounds()
-        cuda = torch.cuda.is_available()
+        with self._others_away():
+            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.settle()))
         state = {
             "algorithm": repr(self.algorithm),
             "world_size": self._world.size,
             "rank": self._world.rank,
             "replica": self._replica.state_dict(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "generators": {
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all() if cuda else [],
-                "python": random.getstate(),
-            },
+            "scheduler": self._apply.state_dict(),
+            "generators": generators(),
         }
         self._replica.resume()
         return state
@@ -247,26 +268,28 @@ class Attachment:
                     "resume with the same set-up, each worker from its own state"
                 )
         self._replica.load_state_dict(state["replica"])
-        if self._scheduler is not None and state["scheduler"] is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
-        torch.set_rng_state(state["generators"]["torch"])
-        if state["generators"]["cuda"]:
-            torch.cuda.set_rng_state_all(state["generators"]["cuda"])
-        random.setstate(state["generators"]["python"])
+        self._apply.load_state_dict(state["scheduler"])
+        set_generators(state["generators"])
 
     def close(self) -> None:
         """Serve the others until all have left: the join. Then every replica is the same."""
         if self._closed:
             return
         try:
-            self._rounds = self.algorithm.leave(self._replica)
-            self._apply_rounds()
-            self._replica.clear_gradients()
-            self._average_buffers()
-            self._stats.replicas_identical = self.replicas_identical()
+            with self._others_away():
+                self._apply.apply(self.algorithm.leave(self._replica))
+                self._replica.gradients.clear()
+                average_buffers(self._channel, self._model)
+                self._stats.replicas_identical = alike(self._channel, self._model)
         except BaseException as error:
             self.abandon(error)
             raise
+        if not self._stats.replicas_identical:
+            warnings.warn(
+                "replicas differ at the end of the block, though they have applied the same "
+                "rounds: something other than optimizer.step() has changed parameters somewhere",
+                stacklevel=2,
+            )
         self._end()
         leave_world(self._world)
 
@@ -276,7 +299,7 @@ class Attachment:
             return
         self._end()
         if getattr(error, "everywhere", False):
-            self._replica.stop()
+            self._replica.engine.stop()
         leave_world(self._world, error)
 
     def detach(self) -> None:
@@ -300,151 +323,80 @@ class Attachment:
 
     # --- one step --------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._own_step:
-            return
+    def _before_step(
+        self, optimizer: Optimizer, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        if self._apply.stepping:
+            return None
         if self._closed:
             raise DetachedError(
                 "optimizer.step() after the attached block has ended: move it into the block, "
                 "attach again, or call dp.detach() to go on without the other workers"
             )
-        if self._in_no_sync:
-            raise RuntimeError("optimizer.step() inside dp.no_sync(): move it out of that block")
-        if len(args) > 1 or kwargs.get("closure") is not None:
-            raise TypeError("optimizer.step(closure) is not supported: run backward before step()")
+        for inside, verb in ((self._in_no_sync, "no_sync"), (self._is_away, "away")):
+            if inside:
+                raise RuntimeError(
+                    f"optimizer.step() inside dp.{verb}(): move it out of that block"
+                )
+        closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
         began, ended = self._compute(), self.seconds
         stats.steps += 1
         stats.computed_samples += replica.samples
+        applies = False
         if self._unscaled():
-            self._rounds = self.algorithm.step(replica)
-            applies = self._next_round()
+            with self._others_away(), self._stepping():
+                applies = self._apply.begin(self.algorithm.step(replica))
         else:
             replica.drop()
-            applies = False
         self._tell(
             "compute", from_s=began, to_s=ended, samples=replica.samples, arrival=replica.arrival
         )
         if not applies:
-            replica.clear_gradients()
+            replica.gradients.clear()
+        return closed
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._own_step:
+        if self._apply.stepping:
             return
-        if self._record is not None:
-            self._applied()
-            self._apply_rounds()
+        with self._others_away(), self._stepping():
+            self._apply.step_made()
         self._replica.stepped()
+
+    def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Compute loss and gradients now; the optimizer gets a closure that has them already."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            loss = closure()
+        if len(args) > 1:
+            return (args[0], lambda: loss, *args[2:]), kwargs
+        return args, {**kwargs, "closure": lambda: loss}
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
+    @contextmanager
+    def _others_away(self) -> Iterator[None]:
+        """While this attachment may wait, this worker is away from all others."""
+        with ExitStack() as stack:
+            for thing in self._world.open:
+                if thing is not self and hasattr(thing, "away"):
+                    stack.enter_context(thing.away("a step of another attachment"))
+            yield
 
     def _compute(self) -> float:
         """Charge the micro-batch that was just computed; return when it began."""
         began = self._replica.compute_began
         self._stats.compute_s += self._replica.computed()
         return began
-
-    def _next_round(self) -> bool:
-        """Let the algorithm run to its next round, and put that into `.grad`; False at the end."""
-        while True:
-            began = self._world.now()
-            record = next(self._rounds, None)
-            ended = self._world.now()
-            self._stats.wait_s += ended - began
-            if ended > began:
-                number = None if record is None else record.round
-                self._tell("wait", from_s=began, to_s=ended, round=number)
-            if record is None:
-                return False
-            if record.bad is not None:
-                self._not_finite(record, *record.bad)
-            elif not record.samples:  # nobody had data: nothing to apply
-                self._passed_by(record)
-            elif record.moved:
-                self._record = record
-                self._applied()
-            else:
-                self._replica.install(record)
-                if self._clip_norm is not None:
-                    nn.utils.clip_grad_norm_(self._replica.parameters, self._clip_norm)
-                self._record = record
-                self._scale_rates(record.rate)
-                return True
-
-    def _apply_rounds(self) -> None:
-        """Apply what rounds are left, by steps of our own."""
-        while self._next_round():
-            self._own_step = True
-            try:
-                self._optimizer.step()
-            finally:
-                self._own_step = False
-            self._applied()
-
-    def _applied(self) -> None:
-        record, self._record = self._record, None
-        assert record is not None
-        self._restore_rates()
-        self._stats.note(record, self._world.now())
-        if record.ends_round:
-            self._tell_round(record)
-        self._replica.applied()
-        self._step_scheduler(record)
-
-    def _step_scheduler(self, record: Round) -> None:
-        if self._scheduler is not None:
-            for _ in range(record.schedule_steps):
-                self._scheduler.step()
-
-    def _scale_rates(self, factor: float) -> None:
-        """Change the learning rates for one update."""
-        if factor != 1.0:
-            for group in self._optimizer.param_groups:
-                self._rates.append(group["lr"])
-                group["lr"] = group["lr"] * factor
-
-    def _restore_rates(self) -> None:
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=False):
-            group["lr"] = rate
-        self._rates.clear()
-
-    def _tell_round(self, record: Round) -> None:
-        self._tell(
-            "round",
-            round=record.round,
-            from_s=record.began_s,
-            to_s=record.ended_s,
-            at_s=self.seconds,
-            samples=record.samples,
-            workers=len(record.ranks),
-            staleness_rounds=record.staleness_rounds,
-            mean_staleness_rounds=record.mean_staleness_rounds,
-        )
-
-    def _not_finite(self, record: Round, rank: int, number: int) -> None:
-        parameter = self._replica.names[number]
-        if self._nonfinite == "raise":
-            error = NonFiniteGradientError(
-                f"the gradient of {parameter!r} on worker {rank} is NaN or infinite in round "
-                f"{record.round}: lower the learning rate, or "
-                'attach(..., nonfinite="skip") to leave out such rounds',
-                rank=rank,
-                round=record.round,
-                parameter=parameter,
-            )
-            error.everywhere = not record.own
-            raise error
-        self._stats.skipped_rounds += 1
-        mine = record.samples_by_rank[self.rank]
-        self._replica.dropped_samples += mine
-        if record.moved:  # own steps that are taken back
-            self._stats.applied_samples -= mine
-        self._passed_by(record)
-
-    def _passed_by(self, record: Round) -> None:
-        """A round is not applied. One's own step counts as a step: the others have made theirs."""
-        self._replica.applied()
-        if record.own:
-            self._step_scheduler(record)
 
     def _unscaled(self) -> bool:
         """Undo a GradScaler's scale where it left that to a fused optimizer; False on overflow.
@@ -476,16 +428,6 @@ class Attachment:
                 "it was attached: add param groups before attach()"
             )
 
-    def _average_buffers(self) -> None:
-        """Running statistics see only their own worker's data: take the mean over workers."""
-        for buffer in self._model.buffers():
-            if buffer.is_floating_point():
-                mean = buffer.detach().contiguous().clone()
-                self._channel.all_reduce(mean).wait()
-                buffer.copy_(mean.div_(self._world.size))
-        counts = [buffer for buffer in self._model.buffers() if not buffer.is_floating_point()]
-        broadcast(self._channel, counts)
-
     def _tell(self, kind: str, **facts: Any) -> None:
         """Hand a line to whoever records this run; see records.py."""
         if self._world.records is not None:
@@ -507,74 +449,6 @@ class Attachment:
         self._world.open.remove(self)
 
 
-def _check_arguments(
-    model: object,
-    optimizer: object,
-    algorithm: object,
-    scheduler: object,
-    clip_norm: float | None,
-    nonfinite: str,
-    bucket_bytes: int,
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise TypeError("model is wrapped in DistributedDataParallel: attach model.module instead")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TypeError(
-            f"{type(optimizer).__name__}.step() needs a closure, which it calls several times: "
-            "that cannot be averaged over workers; use a first-order optimizer such as SGD or AdamW"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(
-            f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got {algorithm!r}"
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) or (
-        scheduler is not None and not isinstance(scheduler, LRScheduler)
-    ):
-        raise TypeError(
-            f"scheduler must be an LRScheduler whose step() needs no metric, "
-            f"got {type(scheduler).__name__}"
-        )
-    if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise ValueError("scheduler belongs to another optimizer than the one to attach")
-    if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
-        raise ValueError(f"clip_norm must be a number above 0, got {clip_norm}")
-    if nonfinite not in ("raise", "skip"):
-        raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-    if (old := _attached(optimizer)) is not None and not old._closed:
-        raise DetachedError("this optimizer is attached already: close() that attachment first")
-
-
 def _attached(optimizer: Optimizer) -> Attachment | None:
     found = _attachments.get(optimizer)
     return None if found is None else found()
-
-
-def _named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[Tensor]]:
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    names, parameters = [], []
-    for i, group in enumerate(optimizer.param_groups):
-        for j, parameter in enumerate(group["params"]):
-            names.append(known.get(id(parameter), f"group {i}, parameter {j}"))
-            parameters.append(parameter)
-    if not parameters:
-        raise ValueError("the optimizer has no parameters")
-    return names, parameters
-
-
-def _fingerprint(model: nn.Module) -> int:
-    """A number that differs, almost surely, between models that differ in any bit."""
-    seen = blake2b(digest_size=7)  # it fits into an int64
-    for parameter in model.parameters():
-        values = parameter.detach().cpu().contiguous()
-        if values.numel():
-            seen.update((c_ubyte * values.nbytes).from_address(values.data_ptr()))
-    return int.from_bytes(seen.digest(), "little")

@@ -1,4 +1,4 @@
-"""Every exception that offbeat raises at run time.
+"""Every exception that offbeat raises at run time, and every warning of its own.
 
     OffbeatError
     ├── ClusterError (ValueError)         a cluster file that cannot be meant
@@ -12,6 +12,9 @@
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   └── DeadlockError                 virtual time: nothing is left to wake
     └── WorkerLeft                        not a fault: a scripted worker leaves; ends its block
+
+    UserWarning
+    └── StuckWarning                      a collective of the program's own that some never call
 
 A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
 """
@@ -31,7 +34,7 @@ class ClusterError(OffbeatError, ValueError):
 
 
 class DisagreementError(OffbeatError):
-    """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes, lr."""
+    """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes."""
 
     everywhere = True
 
@@ -90,3 +93,7 @@ class DeadlockError(WorldError):
 
 class WorkerLeft(OffbeatError):  # noqa: N818 - an event, not an error
     """The cluster file makes this worker leave now; the block that was attached ends quietly."""
+
+
+class StuckWarning(UserWarning):
+    """A worker has waited long in a collective of the program's own; says where everybody is."""

@@ -85,6 +85,80 @@ def tensors_between_two_workers_arrive_in_order(world: World) -> None:
         work.wait()
 
 
+def all_gather_has_a_row_of_everyone(world: World) -> None:
+    channel = world.channel("rows")
+    for shape in ((), (3,), (2, 2)):
+        into = torch.full((world.size, *shape), -1.0)
+        channel.all_gather(torch.full(shape, float(world.rank)), into).wait()
+        for rank in world.members:
+            assert into[rank].eq(rank).all(), into
+
+
+def all_to_all_transposes(world: World) -> None:
+    tensor = torch.tensor([[world.rank, to] for to in world.members])
+    into = torch.full_like(tensor, -1)
+    world.channel("transposed").all_to_all(tensor, into).wait()
+    assert into.tolist() == [[source, world.rank] for source in world.members]
+
+
+def tables_of_another_shape_are_refused(world: World) -> None:
+    channel = world.channel("tables")
+    row, table = torch.zeros(2), torch.zeros(world.size + 1, 2)
+    for verb, tensor in ((channel.all_gather, row), (channel.all_to_all, table)):
+        try:
+            verb(tensor, table)
+        except ValueError:
+            continue
+        raise AssertionError(f"a table of {world.size + 1} rows among {world.size} workers")
+
+
+def everyone_exchanges_with_everyone_at_once(world: World) -> None:
+    """Tensors large enough that no buffer on the way takes them in."""
+    channel, others = world.channel("exchange"), [r for r in world.members if r != world.rank]
+    for length in (1, 300_000):
+        outgoing = {other: torch.full((length,), 10.0 * world.rank + other) for other in others}
+        incoming = {other: torch.empty(length) for other in others}
+        channel.exchange(outgoing, incoming).wait()
+        for other in others:
+            assert incoming[other].eq(10.0 * other + world.rank).all(), (other, world.rank)
+    channel.exchange({}, {}).wait()
+
+
+def an_exchange_may_go_one_way_and_keeps_the_order(world: World) -> None:
+    if world.size == 1:
+        return
+    channel = world.channel("one way")
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    first, second = torch.zeros(1), torch.zeros(1)
+    sent = channel.send(torch.tensor([1.0]), after)
+    exchanged = channel.exchange({after: torch.tensor([2.0])}, {before: first})
+    received = channel.recv(second, before)
+    for work in (sent, exchanged, received):
+        work.wait()
+    assert (first.item(), second.item()) == (1.0, 2.0)
+
+
+def nobody_exchanges_with_itself_or_a_stranger(world: World) -> None:
+    channel = world.channel("no such")
+    for peer in (world.rank, world.size):
+        try:
+            channel.exchange({peer: torch.zeros(1)}, {})
+        except ValueError:
+            continue
+        raise AssertionError(f"worker {world.rank} of {world.size} exchanges with {peer}")
+
+
+def a_closed_channel_may_be_opened_again(world: World) -> None:
+    """Members close two channels in different orders: closing waits for nobody."""
+    for _ in range(3):
+        channels = [world.channel(f"again {number}") for number in range(2)]
+        for channel in channels:
+            channel.all_reduce(total := torch.ones(1)).wait()
+            assert total.item() == world.size
+        for channel in channels[:: -1 if world.rank % 2 else 1]:
+            channel.close()
+
+
 def groups_do_not_hear_each_other(world: World) -> None:
     mine = tuple(rank for rank in world.members if rank % 2 == world.rank % 2)
     tensor = torch.tensor([1.0])
@@ -170,6 +244,13 @@ CHECKS: tuple[Check, ...] = (
     collectives_under_way_together_end_in_order,
     broadcast_takes_over_the_sources_values,
     tensors_between_two_workers_arrive_in_order,
+    all_gather_has_a_row_of_everyone,
+    all_to_all_transposes,
+    tables_of_another_shape_are_refused,
+    everyone_exchanges_with_everyone_at_once,
+    an_exchange_may_go_one_way_and_keeps_the_order,
+    nobody_exchanges_with_itself_or_a_stranger,
+    a_closed_channel_may_be_opened_again,
     groups_do_not_hear_each_other,
     a_channel_refuses_strangers,
     control_values_reach_everyone,

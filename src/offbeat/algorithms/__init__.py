@@ -8,6 +8,7 @@ from offbeat.algorithms.local import LocalSGD
 from offbeat.algorithms.msync import MSyncSGD
 from offbeat.algorithms.nonblocking import NonblockingSGD
 from offbeat.algorithms.sync import SyncSGD
+from offbeat.algorithms.waitfree import WaitFreeLocalSGD
 
 __all__ = [
     "ABSSGD",
@@ -18,4 +19,5 @@ __all__ = [
     "MSyncSGD",
     "NonblockingSGD",
     "SyncSGD",
+    "WaitFreeLocalSGD",
 ]

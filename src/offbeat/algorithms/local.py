@@ -6,9 +6,11 @@ Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805
         `steps` times: w <- optimizer(w, own gradient)
         w <- mean over workers of w
 
-Differs from the usual implementation: models are weighed by the samples that went into them since
-the last average, so a worker that has left its loop, or had less data, does not hold back the mean.
-Optimizer state stays each worker's own.
+Differs from the usual implementation: models are weighed by the samples of a step of theirs, so a
+worker that has left its loop does not hold back the mean. (Not by all samples since the last
+average: a move grows with the steps behind it, and speed would count twice; section B of LOSCAR-SGD
+and FedNova discuss that.) Optimizer state stays each worker's own. A scheduler that was handed to
+attach() is stepped once per average.
 
 Do not use when workers differ in speed: it gathers the waits of `steps` steps into one, and the
 slowest still sets the pace. Replicas differ between rounds; they are equal after each.
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
-from offbeat.rounds import Round
+from offbeat.rounds import Pile, Round, Rules
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,15 @@ class LocalSGD(Algorithm):
     def __post_init__(self) -> None:
         self.check_counts("steps")
 
-    def step(self, replica: Replica) -> Iterator[Round]:
-        taken = replica.memory.get("taken", 0) + 1
-        replica.memory["taken"] = taken % self.steps
-        yield replica.own_step(ends_round=taken == self.steps)
-        if taken == self.steps:
-            replica.average_models()
+    def start(self, replica: Replica) -> None:
+        replica.open(Rules("all", lockstep=True, divisor="moves"), moves=batch_per_step)
 
-    def leave(self, replica: Replica) -> Iterator[Round]:
-        while (going_on := replica.average_models(leaving=True)) is not None:
-            if going_on:  # they step their schedulers: so does this worker, with nothing to apply
-                nothing = (0.0,) * replica.world.size
-                yield Round(replica.round, replica.pile.flats, nothing, 0.0, (), own=True)
+    def step(self, replica: Replica) -> Iterator[Round]:
+        yield replica.own_step()
+        replica.contribute(arrive=replica.piled + 1 >= self.steps)
+        yield from replica.results()
+
+
+def batch_per_step(pile: Pile) -> float:
+    """What a worker's moves weigh: every sample counts the same then, however many steps."""
+    return pile.samples / pile.micro_batches

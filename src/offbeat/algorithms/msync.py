@@ -10,7 +10,8 @@ known as backup workers: Chen et al., arXiv 1604.00981).
         a gradient of an older w is dropped, and counted
 
 Differs from the paper: nothing can cancel a gradient that is being computed, so a late worker ends
-it first, and misses the rounds that start meanwhile.
+it first, and misses the rounds that start meanwhile. `m="auto"` is ours; it reckons as if everyone
+began each round anew, as in the paper.
 
 Do not use when the data of slow workers differs from that of the fast: it is under-represented.
 """
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithm import Algorithm
+from offbeat.averages import Average
+from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
 from offbeat.rounds import Measured, Quorum, Round, Rules
 
@@ -38,14 +41,11 @@ class MSyncSGD(Algorithm):
 
     def start(self, replica: Replica) -> None:
         choose = Choice(replica.world.size) if self.m == "auto" else None
-        replica.open_partial(Rules(self._first(replica.world.size)), choose=choose)
+        replica.open(Rules(self._first(replica.world.size)), choose=choose)
 
     def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(drop_late=True)
         yield from replica.results()
-
-    def leave(self, replica: Replica) -> Iterator[Round]:
-        yield from replica.serve()
 
     def _first(self, size: int) -> int | float:
         if isinstance(self.m, str) and self.m != "auto":
@@ -54,49 +54,63 @@ class MSyncSGD(Algorithm):
 
 
 class Choice:
-    """m from the workers' measured seconds and the gradients' measured noise.
+    """m from how long rounds of the m fastest would have taken, and from the gradient's noise.
 
-    k gradients g_i with mean g: the noise of one is k/(k-1) (mean |g_i|^2 - |g|^2), what is left of
-    |g|^2 is the signal, and S is their ratio, the useful number of gradients in a round.
+    A round of m costs its m-th fastest time and the exchange. That time is averaged over rounds for
+    each m: the m-th of the workers' average times would be too short, since it is now one who is
+    slow, now another. A worker's time is what its latest gradient that came in time has taken, with
+    those that were dropped before it. One that is late shows its old time until then, and the long
+    one afterwards, for as long as its next gradient takes: over many rounds, each of its times is
+    seen as often as it happens. (Without the dropped ones, a long time that ends in the same round
+    as the next short one would never be seen.)
     """
 
-    def __init__(self, size: int, memory: float = 0.9, gain: float = 0.1) -> None:
+    def __init__(self, size: int, gain: float = 0.05) -> None:
         self._m = size
-        self._memory = memory
         self._gain = gain  # change m only for a gain above this share: no flapping
-        self._seconds = [0.0] * size
-        self._noise = self._signal = 0.0
+        self._rounds = 0
+        self._times: list[list[float]] = [[] for _ in range(size)]  # of the m-th fastest
+        self._exchange: list[float] = []
+        self._noise: dict[str, list[float]] = {}
 
     def __call__(self, measured: Measured) -> int:
-        for rank, seconds in enumerate(measured.seconds):
-            self._seconds[rank] = self._smooth(self._seconds[rank], seconds)
-        k = len(measured.squares)
-        if k > 1:
-            noise = (sum(measured.squares) / k - measured.mean_square) * k / (k - 1)
-            self._noise = self._smooth(self._noise, max(noise, 0.0))
-            self._signal = self._smooth(self._signal, max(measured.mean_square - noise / k, 0.0))
-        if all(self._seconds) and self._noise + self._signal > 0:
-            useful = self._noise / max(self._signal, 1e-12 * self._noise)
-            costs = rounds_cost(self._seconds, useful)
-            best = costs.index(min(costs)) + 1
-            if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
-                self._m = best
+        noise = NoiseScale(self._noise)
+        noise.add(measured.samples, measured.squares, measured.mean_square)
+        self._rounds += 1
+        if self._rounds == 1 or not all(measured.seconds):  # a first gradient takes longer
+            return self._m
+        times = [Average(sums, _MEMORIES, _AGREES) for sums in self._times]
+        for time, seconds in zip(times, sorted(measured.seconds), strict=True):
+            time.add(seconds)
+        exchange = Average(self._exchange)
+        exchange.add(measured.exchange_s)
+        if times[0].count < _LEAST_ROUNDS:
+            return self._m
+        signal, variance = 0.0, 1.0  # not known: more gradients a second are better
+        if (known := noise.measured) is not None:
+            per_worker = sum(measured.samples) / len(measured.samples)
+            signal, variance = max(known.signal, 0.0), max(known.noise, 0.0) / per_worker
+        costs = rounds_cost([time.mean + exchange.mean for time in times], variance, signal)
+        best = costs.index(min(costs[_LEAST - 1 :] or costs)) + 1
+        if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
+            self._m = best
         return self._m
 
-    def _smooth(self, old: float, new: float) -> float:
-        if not new or not old:
-            return new or old
-        return self._memory * old + (1 - self._memory) * new
+
+_LEAST = 2  # a round of one shows no noise, and m would never change again
+_LEAST_ROUNDS = 3
+# A time that is rare and long is no change: it takes many standard errors to be one.
+_MEMORIES, _AGREES = (0.97, 0.99, 0.998), 12.0
 
 
-def rounds_cost(seconds: Sequence[float], noise: float) -> list[float]:
+def rounds_cost(seconds: Sequence[float], noise: float, signal: float = 1.0) -> list[float]:
     """T_m for m = 1..n: what reaching a target costs with the m fastest of workers so fast.
 
-    `seconds` are each worker's for one gradient, `noise` is S = sigma^2 / epsilon, the useful
-    batch size. A round takes as long as its m-th fastest worker, and 1 + S/m rounds are needed, in
-    units of L Delta / epsilon.
+    A round takes as long as its m-th fastest worker, and 1 + S/m rounds are needed, in units of
+    L Delta / epsilon. S = noise / signal is the useful number of gradients, sigma^2 / epsilon; a
+    signal of 0 is an infinite S, in other units.
     """
-    return [time_s * (1 + noise / m) for m, time_s in enumerate(sorted(seconds), start=1)]
+    return [time_s * (signal + noise / m) for m, time_s in enumerate(sorted(seconds), start=1)]
 
 
 def best_m(seconds: Sequence[float], noise: float) -> int:

@@ -10,14 +10,12 @@ He, Dube: "Accelerating Parallel Stochastic Gradient Descent via Non-blocking Mi
         w <- optimizer(w, sum of all S / sum of all n)          everyone waits for this
 
 What becomes of the micro-batch that is being computed when the round is called: `finish` it, and
-join then (nothing is wasted: the default); `abandon` it, as in the paper's figure; or `bank` it,
-which is ours: the round starts without it, and it rides in the next one, which waits for it if need
-be. On hardware that cannot be interrupted an abandoned micro-batch is computed to its end and
-thrown away.
+join then (nothing is wasted: the default); or `bank` it, which is ours: the round starts without
+it, and it rides in the next one, which waits for it if need be.
 
-`position="carry"` is the paper's figure too: a slow worker goes on in its batch where the round has
-interrupted it. Mind that then every worker's end of a batch calls a round, so that there are as
-many rounds as batches of all workers together; `reset` starts everyone's batch anew.
+Differs from the paper's figure, which abandons that micro-batch, and lets a slow worker go on in
+its batch where the round has interrupted it. Hardware cannot be interrupted, and then every
+worker's end of a batch would call a round; here everyone's batch starts anew with each.
 
 Do not use where an all-reduce takes long: nobody computes meanwhile. Where speeds differ by the
 same factors all the time, LBBSP does as well.
@@ -25,9 +23,9 @@ same factors all the time, LBBSP does as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
@@ -40,43 +38,32 @@ class NonblockingSGD(Algorithm):
 
     micro_batches: int = 8
     """A batch of one worker: whoever finishes so many first calls the round."""
-    in_flight: Literal["finish", "abandon", "bank"] = "finish"
-    position: Literal["reset", "carry"] = "reset"
+    in_flight: Literal["finish", "bank"] = "finish"
+    removed: ClassVar[Mapping[str, str]] = {
+        "in_flight=abandon": 'hardware computes it to its end all the same; "finish" keeps it',
+        "position": "everyone's batch starts anew with each round (docs/log.md)",
+    }
 
     def __post_init__(self) -> None:
         self.check_counts("micro_batches")
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        if self.in_flight not in ("finish", "bank"):
+            raise ValueError(f"in_flight must be finish or bank, got {self.in_flight!r}")
 
     def start(self, replica: Replica) -> None:
-        rules = Rules(
-            "solo",
-            hold=self.in_flight == "finish",
-            max_staleness_rounds=1 if self.in_flight == "bank" else None,
+        banks = self.in_flight == "bank"
+        replica.open(
+            Rules("solo", at_boundary=not banks, max_staleness_rounds=1 if banks else None)
         )
-        replica.open_partial(rules, abandon=self.in_flight == "abandon")
         replica.memory["finished"] = 0
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        finished = replica.memory["finished"] + 1
-        arrival = replica.contribute(
-            arrive=finished >= self.micro_batches, drop_late=self.in_flight == "abandon"
-        )
-        if arrival != "dropped":
-            replica.memory["finished"] = finished
+        replica.memory["finished"] += 1
+        replica.contribute(arrive=replica.memory["finished"] >= self.micro_batches)
         if replica.called:
             replica.hand_over()
         yield from self.rounds(replica, replica.results())
 
-    def leave(self, replica: Replica) -> Iterator[Round]:
-        yield from self.rounds(replica, replica.serve())
-
-    def rounds(self, replica: Replica, records: Iterator[Round]) -> Iterator[Round]:
-        for record in records:
-            if self.position == "reset" or replica.memory["finished"] >= self.micro_batches:
-                replica.memory["finished"] = 0
-            yield record
-
-
-_KNOWN = {"in_flight": ("finish", "abandon", "bank"), "position": ("reset", "carry")}
+    def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
+        for each in rounds:
+            replica.memory["finished"] = 0
+            yield each

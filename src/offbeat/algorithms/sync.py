@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
-from offbeat.rounds import Round
+from offbeat.rounds import Round, Rules
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,18 @@ class SyncSGD(Algorithm):
     micro_batches: int = 1
     """Micro-batches of each worker in one round (gradient accumulation)."""
     overlap: bool = True
-    """Reduce gradients while backward still runs; without accumulation only."""
+    """Reduce gradients while the last backward pass of a round still runs."""
 
     def __post_init__(self) -> None:
         self.check_counts("micro_batches")
         self.check_switches("overlap")
 
+    def start(self, replica: Replica) -> None:
+        replica.open(Rules("all", lockstep=True))
+
     def reduces_next(self, replica: Replica) -> bool:
-        return self.overlap and self.micro_batches == 1
+        return self.overlap and replica.piled + 1 == self.micro_batches
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        replica.accumulate()
-        if replica.pile.micro_batches == self.micro_batches:
-            record = replica.all_reduce()
-            assert record is not None, "a round with a worker that is not leaving"
-            yield record
-
-    def leave(self, replica: Replica) -> Iterator[Round]:
-        while (record := replica.all_reduce(leaving=True)) is not None:
-            yield record
+        replica.contribute(arrive=replica.piled + 1 >= self.micro_batches)
+        yield from replica.results()

@@ -1,10 +1,10 @@
 """What communication costs: latency plus bytes over bandwidth, per phase of the usual algorithms.
 
-Messages do not compete for a link, and the phases of a collective run in lockstep: each takes as
-long as its slowest pair.
+Messages do not compete for a link, except those that one worker sends at once. The phases of a
+collective run in lockstep: each takes as long as its slowest pair.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import Annotated, Literal
@@ -92,6 +92,29 @@ class Network(Table):
         """Cost one broadcast from the first member to the others along a binomial tree."""
         return self._phases_s("tree", members, size_bytes)
 
+    def all_gather_s(self, members: Sequence[int], size_bytes: int) -> float:
+        """Cost one all-gather along a ring, of which each member brings size_bytes: P-1 phases."""
+        return (len(members) - 1) * self._phases_s("ring", members, size_bytes)
+
+    def all_to_all_s(self, members: Sequence[int], size_bytes: int) -> float:
+        """Cost one all-to-all, of which each member brings size_bytes, a P-th for each member.
+
+        P-1 phases: in the k-th one every member sends to the one k places after it.
+        """
+        return self._phases_s("shifts", members, size_bytes / len(members))
+
+    def messages_s(self, source: int, size_bytes: Mapping[int, int]) -> dict[int, float]:
+        """Cost several messages that one worker sends at once, by the rank of the receiver.
+
+        They leave over the sender's own link one after the other, in the order given.
+        """
+        sent_s, arrive_s = 0.0, {}
+        for target, size in size_bytes.items():
+            latency_s, bandwidth = (0.0, inf) if target == source else self._wire(source, target)
+            sent_s += size / bandwidth
+            arrive_s[target] = latency_s + sent_s
+        return arrive_s
+
     def _ring_s(self, members: Sequence[int], size_bytes: int) -> float:
         """Reduce-scatter, then all-gather: 2(P-1) phases, each moving a P-th between neighbours."""
         count = len(members)
@@ -100,7 +123,8 @@ class Network(Table):
     def _phases_s(self, pattern: str, members: Sequence[int], phase_bytes: float) -> float:
         """Add up the phases of a pattern, of which each moves phase_bytes per pair."""
         if self._is_uniform:
-            phases = 1 if pattern == "ring" else (len(members) - 1).bit_length()
+            others = len(members) - 1
+            phases = {"ring": 1, "shifts": others}.get(pattern, others.bit_length())
             return phases * (self.latency_s + phase_bytes / self.bandwidth_bytes_per_s)
         return sum(
             max(latency_s + phase_bytes / bandwidth for latency_s, bandwidth in wires)
@@ -168,6 +192,10 @@ def _pairs_by_phase(pattern: str, count: int) -> Iterator[list[tuple[int, int]]]
     """List who talks to whom, as positions among the members."""
     if pattern == "ring":
         yield [(a, (a + 1) % count) for a in range(count)]
+        return
+    if pattern == "shifts":
+        for distance in range(1, count):
+            yield [(a, (a + distance) % count) for a in range(count)]
         return
     for phase in range((count - 1).bit_length()):
         distance = 1 << phase

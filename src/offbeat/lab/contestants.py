@@ -28,7 +28,7 @@ DEFAULT = (
     "eager:quorum=majority",
     "msync:m=0.75",
     "abs:trigger=back_to_back",
-    "abs:local_steps=true",
+    "waitfree",
     "nonblocking:micro_batches=2",
     "dropcompute:micro_batches=2,window_rounds=10",
 )
@@ -105,6 +105,10 @@ def _settings(spec: str, algorithm: type[Algorithm], text: str) -> dict[str, Any
         key, equals, value = part.partition("=")
         if not equals or not value:
             raise ValueError(f"{spec}: settings look like name=value, got {part!r}")
+        try:
+            algorithm.check_removed(key, value)
+        except TypeError as error:
+            raise ValueError(f"{spec}: {error}") from None
         if key not in fields:
             has = f"It has {', '.join(fields)}" if fields else "It has none"
             name = spec.partition(":")[0]

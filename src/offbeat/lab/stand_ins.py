@@ -2,8 +2,9 @@
 
 os.environ           RANK and WORLD_SIZE of the worker that asks; LOCAL_RANK 0: each worker
                      stands for a machine of its own
-torch.distributed    a default process group once the script has made one: its rank and size,
-                     all_reduce, broadcast and barrier, in virtual time; the rest is refused
+torch.distributed    a default process group once the script has made one, groups that it makes
+                     later, and their collectives in virtual time (process_groups.py,
+                     torch_collectives.py); the rest is refused
 logging              handlers of the worker that has added them, and of no other
 """
 
@@ -15,45 +16,39 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from offbeat.worlds.base import Channel, Op, Work
-from offbeat.worlds.virtual import VirtualWorld, current_virtual_world
+from offbeat.lab.process_groups import ProcessGroups
+from offbeat.lab.torch_collectives import COLLECTIVES, IN_STEPS
+from offbeat.worlds.virtual import current_virtual_world
 
-_NOT_SIMULATED = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
+_NOT_SIMULATED = tuple(
+    name
+    for name in (
+        "P2POp",
+        "all_gather_coalesced",
+        "all_reduce_coalesced",
+        "batch_isend_irecv",
+        "new_subgroups",
+        "new_subgroups_by_enumeration",
+        "recv_object_list",
+        "send_object_list",
+        "split_group",
+    )
+    if hasattr(dist, name)  # not every version of torch has them all
 )
 
 
 @contextmanager
 def installed() -> Iterator[None]:
     """Put the stand-ins in place; outside of virtual workers everything is as ever."""
-    environ, group = os.environ, _ProcessGroup()
-    saved = {name: getattr(dist, name) for name in (*group.stand_ins, *_NOT_SIMULATED)}
+    no_member = dist.GroupMember.NON_GROUP_MEMBER
+    environ, groups = os.environ, ProcessGroups(COLLECTIVES, IN_STEPS, no_member)
+    saved = {name: getattr(dist, name) for name in (*groups.stand_ins, *_NOT_SIMULATED)}
     os.environ = _Environment(environ)  # type: ignore[assignment]  # noqa: B003
     logging.Logger.handlers = _Handlers()  # type: ignore[assignment]
     for name, original in saved.items():
-        stand_in = group.stand_ins.get(name) or _refusal(name)
+        stand_in = groups.stand_ins.get(name) or _refusal(name)
         setattr(dist, name, _inside(stand_in, original))
     try:
         yield
@@ -147,64 +142,6 @@ class _Handlers:
             self._loggers.append(logger)
 
 
-class _ProcessGroup:
-    """The default process group of every worker, over the verbs of the virtual world."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, Channel] = {}  # by rank, of those who have initialised it
-        self.stand_ins: dict[str, Callable[..., Any]] = {
-            "init_process_group": self._init,
-            "destroy_process_group": lambda *_: self._made.pop(_world().rank, None),
-            "is_initialized": lambda: _world().rank in self._made,
-            "get_rank": lambda *_: self._checked().rank,
-            "get_world_size": lambda *_: self._checked().size,
-            "get_backend": lambda *_: "gloo",
-            "barrier": lambda *_, **__: self._all_reduce(torch.zeros(1)),
-            "all_reduce": self._all_reduce,
-            "broadcast": self._broadcast,
-        }
-
-    def _init(self, *_: object, **__: object) -> None:
-        world = _world()
-        self._made[world.rank] = world.channel("torch.distributed")
-
-    def _checked(self) -> VirtualWorld:
-        world = _world()
-        if world.rank not in self._made:
-            raise ValueError(
-                "the default process group has not been initialized: call init_process_group(), "
-                "or ask offbeat.rank() and offbeat.world_size()"
-            )
-        return world
-
-    def _all_reduce(
-        self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Work | None:
-        world, ops = self._checked(), {"SUM": "sum", "AVG": "sum", "MAX": "max", "MIN": "min"}
-        name = str(getattr(op, "name", op)).rpartition(".")[2]
-        if name not in ops:
-            raise NotImplementedError(f"all_reduce by {name} is not simulated, only {list(ops)}")
-        kind: Op = ops[name]  # type: ignore[assignment]
-        work = self._made[world.rank].all_reduce(tensor, kind)
-        work.wait()
-        if name == "AVG":
-            tensor.div_(world.size)
-        return work if async_op else None
-
-    def _broadcast(
-        self, tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False
-    ) -> Work | None:
-        work = self._made[self._checked().rank].broadcast(tensor, src)
-        work.wait()
-        return work if async_op else None
-
-
-def _world() -> VirtualWorld:
-    world = current_virtual_world()
-    assert world is not None, "stand-ins are called inside virtual workers only"
-    return world
-
-
 def _inside(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     def either(*args: Any, **kwargs: Any) -> Any:
         chosen = original if current_virtual_world() is None else stand_in
@@ -216,8 +153,8 @@ def _inside(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Calla
 def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError(
-            f"torch.distributed.{name} is not simulated: there are all_reduce, broadcast and "
-            "barrier of the default group"
+            f"torch.distributed.{name} is not simulated: there are the collectives of tensors and "
+            "of objects, send and recv, and new_group"
         )
 
     return refuse

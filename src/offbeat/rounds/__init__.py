@@ -1,29 +1,28 @@
-"""Collectives, written once above the world's verbs."""
+"""Rounds: when one starts, what travels, and what comes of it; written once above the verbs."""
 
-from offbeat.rounds.agreement import agree, different_rates
-from offbeat.rounds.full import Contribution, FullAllReduce
+from offbeat.rounds.agreement import agree
+from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.layout import Flats, Layout
-from offbeat.rounds.partial import Arrival, PartialAllReduce
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.quorum import Quorum
-from offbeat.rounds.round import Round
-from offbeat.rounds.rules import Measured, Rules
+from offbeat.rounds.rates import Rates
+from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.standalone import Partial, partial_all_reduce
+from offbeat.rounds.start import Measured, Rules
 
 __all__ = [
     "Arrival",
-    "Contribution",
+    "Engine",
     "Flats",
-    "FullAllReduce",
     "Layout",
     "Measured",
+    "Merge",
     "Partial",
-    "PartialAllReduce",
     "Pile",
     "Quorum",
+    "Rates",
     "Round",
     "Rules",
     "agree",
-    "different_rates",
     "partial_all_reduce",
 ]

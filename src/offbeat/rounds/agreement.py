@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from offbeat.errors import DisagreementError
@@ -27,22 +27,6 @@ def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
         control.set(f"{key}/{world.rank}", difference.encode())
     if verdict := control.get(f"{key}/verdict").decode():
         raise DisagreementError(verdict)
-
-
-def different_rates(round: int, rates: Sequence[float]) -> DisagreementError | None:
-    """Compare fingerprints of learning rates, by rank, of workers that know the same rounds.
-
-    0 stands for a worker that is not among them.
-    """
-    known = [(rank, rate) for rank, rate in enumerate(rates) if rate]
-    odd = next((rank for rank, rate in known if rate != known[0][1]), None)
-    if odd is None:
-        return None
-    return DisagreementError(
-        f"learning rates differ between worker {known[0][0]} and worker {odd} in round {round}: "
-        "replicas would drift apart. Hand the scheduler to attach(scheduler=...), which steps it "
-        "once per round on every worker, instead of stepping it in the loop"
-    )
 
 
 def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], rank: int) -> str:

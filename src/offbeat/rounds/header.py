@@ -1,83 +1,125 @@
-"""What travels with the gradients of a partial round: a few numbers of every worker.
+"""What travels beside the data of a round, to everybody: a few numbers of every worker.
 
-They lie in the margin of the last bucket. Each worker fills its own slots and leaves the others'
-zero, so the sum over workers is a gathering, and all hold the same bits of it.
+Each worker fills its own slots and leaves the others' zero, so the sum over workers is a gathering,
+and all hold the same bits of it. What is wanted of all together has one slot, not one a worker.
+
+    by rank        samples, presence, age, staleness, bad parameter, notes of the algorithm
+    of all         micro-batches, weight, staleness times samples, changed, learning rates
+    by parameter   how many workers have a gradient for it
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack, unpack
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from offbeat.rounds import rates as learning_rates
+from offbeat.rounds.rates import in_parts
+
+HERE, AWAY, PAUSED, LEFT = range(4)  # a worker's presence
+_BY_RANK = 7
+_OF_ALL = 6
 
 
-class Share(NamedTuple):
-    """One worker's slots. float32 must hold each exactly, or nearly where that will do."""
+@dataclass(slots=True)
+class Share:
+    """What one worker says of its part in a round. float32 holds each number, or nearly."""
 
-    high: float
-    """The samples on its pile, in three parts whose sum is exact."""
-    middle: float
-    low: float
-    micro_batches: float
-    rates: float
-    """A fingerprint of the learning rates; 0 if it does not count."""
-    away: float
-    age: float
+    samples: float = 0.0
+    presence: int = HERE
+    age: int = 0
     """How many rounds the gradient that it computes now does not know of."""
-    stale: float
+    stale: int = 0
     """The oldest gradient's staleness + 1; 0 without any."""
-    stale_samples: float
-    """The sum of samples times staleness."""
-    bad: float
+    bad: int = 0
     """The parameter whose gradient is not finite, + 1; 0 if all are."""
-    seconds: float
-    """What its latest micro-batches took, each."""
-    square: float
-    """The squared norm of its mean gradient, if anybody wants to know."""
+    notes: tuple[float, ...] = ()
+    micro_batches: int = 0
+    weight: float = 0.0
+    """What its sum counts in the mean; samples, if it is a sum of gradients."""
+    stale_samples: float = 0.0
+    """The sum of samples times staleness."""
+    changed: bool = False
+    """A gradient was changed after its bucket had been launched; the buckets must go again."""
+    rates: tuple[float, ...] = ()
+    used: Sequence[bool] = ()
 
 
-_SLOTS = len(Share._fields)
-
-
+@dataclass(frozen=True)
 class Shares:
-    """All workers' slots, as the round has gathered them: a column for each, by rank."""
+    """All workers' shares of a round, as it has gathered them; columns are by rank."""
 
-    def __init__(self, numbers: list[float], size: int) -> None:
-        columns = [numbers[slot * size : (slot + 1) * size] for slot in range(_SLOTS)]
-        self.samples = tuple(map(sum, zip(*columns[:3], strict=True)))
-        (
-            self.micro_batches,
-            self.rates,
-            self.away,
-            self.age,
-            self.stale,
-            self.stale_samples,
-            self.bad,
-            self.seconds,
-            self.square,
-        ) = columns[3:]
-        self.used = tuple(count > 0 for count in numbers[_SLOTS * size :])
-
-
-def room(size: int, parameters: int) -> int:
-    """How many numbers a header has."""
-    return _SLOTS * size + parameters
+    samples: tuple[float, ...]
+    presence: tuple[float, ...]
+    age: tuple[float, ...]
+    stale: int
+    bad: tuple[int, int] | None
+    """The first worker and its parameter whose gradient is NaN or infinite."""
+    notes: tuple[tuple[float, ...], ...]
+    micro_batches: int
+    weight: float
+    stale_samples: float
+    changed: bool
+    rates: tuple[float, ...]
+    """What the round is applied with: see rates.py."""
+    used: tuple[bool, ...]
 
 
-def written(share: Share, used: Sequence[bool], rank: int, size: int) -> list[float]:
-    """One worker's header: its own slots, then which parameters have a gradient."""
-    numbers = [0.0] * (_SLOTS * size)
-    numbers[rank::size] = share
-    return [*numbers, *map(float, used)]
+class Header:
+    """The plan of a header: which number lies where."""
 
+    def __init__(self, size: int, parameters: int, notes: int = 0, rates: int = 0) -> None:
+        self._size = size
+        self._notes = notes
+        self._by_rank = (_BY_RANK + notes) * size
+        self._rates = self._by_rank + _OF_ALL
+        self._used = self._rates + learning_rates.room(rates)
+        self._no_rates = [0.0] * (self._used - self._rates)
+        self.room = self._used + parameters
 
-def in_parts(number: float) -> tuple[float, float, float]:
-    """Split a number into three that float32 holds, and whose sum is exactly it."""
-    high = _float32(number)
-    middle = _float32(number - high)
-    return high, middle, number - high - middle
+    def written(self, rank: int, share: Share) -> list[float]:
+        """One worker's header."""
+        notes = (*share.notes, *[0.0] * self._notes)[: self._notes]
+        numbers = [0.0] * self._by_rank
+        numbers[rank :: self._size] = (
+            *in_parts(share.samples),
+            share.presence,
+            share.age,
+            share.stale,
+            share.bad,
+            *notes,
+        )
+        numbers += (
+            share.micro_batches,
+            *in_parts(share.weight),
+            share.stale_samples,
+            share.changed,
+        )
+        numbers += learning_rates.written(share.rates, share.samples) or self._no_rates
+        numbers += share.used or [0.0] * (self.room - self._used)
+        return numbers
 
-
-def _float32(number: float) -> float:
-    rounded: float = unpack("f", pack("f", number))[0]
-    return rounded
+    def read(self, numbers: list[float]) -> Shares:
+        """What the sum of all workers' headers says."""
+        size = self._size
+        columns = [numbers[first : first + size] for first in range(0, self._by_rank, size)]
+        samples = tuple(map(sum, zip(*columns[:3], strict=True)))
+        micro_batches, *weight, stale_samples, changed = numbers[self._by_rank : self._rates]
+        contributors = sum(map(bool, samples))
+        bad = ((rank, int(slot) - 1) for rank, slot in enumerate(columns[6]) if slot)
+        return Shares(
+            samples=samples,
+            presence=tuple(columns[3]),
+            age=tuple(columns[4]),
+            stale=int(max(columns[5])),
+            bad=next(bad, None),
+            notes=tuple(zip(*columns[_BY_RANK:], strict=True)) if self._notes else ((),) * size,
+            micro_batches=int(micro_batches),
+            weight=sum(weight),
+            stale_samples=stale_samples,
+            changed=changed > 0,
+            rates=learning_rates.read(
+                numbers[self._rates : self._used], contributors, sum(samples)
+            ),
+            used=tuple(count > 0 for count in numbers[self._used :]),
+        )

@@ -12,6 +12,8 @@ from typing import Any
 
 from offbeat.rounds.layout import Flats, Layout
 
+_SMALL = 2**16  # numbers that are zeroed in no time
+
 
 class Pile:
     """A gradient-sized buffer that grows by micro-batches, until a round takes it."""
@@ -21,6 +23,8 @@ class Pile:
         self.flats = Flats(layout, margin)
         self.blank = True
         """Whether the buffer holds zeros, as long as nothing is piled up."""
+        self.before: Pile | None = None
+        """What was there before the micro-batch that is being launched: see overlap.py."""
         self.clear()
 
     def zero(self) -> None:
@@ -29,11 +33,6 @@ class Pile:
             for tensor in self.flats.tensors:
                 tensor.zero_()
             self.blank = True
-
-    def exchange(self, other: Pile) -> None:
-        """Exchange the buffers of two piles."""
-        self.flats, other.flats = other.flats, self.flats
-        self.blank, other.blank = other.blank, self.blank
 
     def clear(self) -> None:
         """Forget what was piled up; the next micro-batch overwrites the buffer."""
@@ -67,8 +66,13 @@ class Pile:
 
     @property
     def bad_slot(self) -> int:
-        """What a header says of it: the bad parameter + 1, or 0; `first_bad` reads it."""
+        """What a header says of it: the bad parameter + 1, or 0."""
         return 0 if self.bad_parameter is None else self.bad_parameter + 1
+
+    @property
+    def square(self) -> float:
+        """The squared norm of what is in the buffer."""
+        return sum(float(view.double().square().sum()) for view in self.flats.views)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold of it."""
@@ -89,5 +93,82 @@ class Pile:
         for name, value in state.items():
             if name != "flats":
                 setattr(self, name, value)
+        if state["flats"]:
+            self.blank = False
         for tensor, saved in zip(self.flats.tensors, state["flats"], strict=False):
             tensor.copy_(saved)
+
+
+class Piles:
+    """One worker's piles: the one that grows, and those whose buffers wait to be used again.
+
+    A buffer goes round: it grows, a round reduces it and lends it to the program as the result,
+    and it comes back. More than a few are in use only while results wait to be taken.
+    """
+
+    def __init__(self, layout: Layout, margin: int, spares: int = 2) -> None:
+        self._layout = layout
+        self._margin = margin
+        self._most = spares
+        self._spare: list[Pile] = []
+        self._growing: Pile | None = None
+        self.written_late = False
+        """Whether a pile is written when a round takes it: until then it needs no buffer."""
+        self._small = sum(bucket.numel for bucket in layout.buckets) <= _SMALL
+
+    @property
+    def growing(self) -> Pile:
+        """The pile that the next micro-batch goes onto; made when it is first asked for."""
+        if self._growing is None:
+            reused = self._spare and not self.written_late
+            self._growing = self._spare.pop() if reused else Pile(self._layout, self._margin)
+            self._growing.clear()
+        return self._growing
+
+    @property
+    def micro_batches(self) -> int:
+        """How many are on it."""
+        return 0 if self._growing is None else self._growing.micro_batches
+
+    @property
+    def samples(self) -> float:
+        """Their samples."""
+        return 0.0 if self._growing is None else self._growing.samples
+
+    def apart(self) -> Pile:
+        """Keep what has grown as it is, and go on with a copy, to launch buckets of."""
+        before = self.growing
+        if before.micro_batches and before.before is None:
+            self._growing = None
+            pile = self.growing
+            pile.samples, pile.micro_batches = before.samples, before.micro_batches
+            pile.used, pile.oldest_round = list(before.used), before.oldest_round
+            pile.known_samples, pile.unit = before.known_samples, before.unit
+            pile.bad_parameter, pile.unseen = before.bad_parameter, before.unseen
+            pile.before = before
+        return self.growing
+
+    def take(self) -> Pile:
+        """Hand out what has grown; an empty one follows."""
+        pile, self._growing = self.growing, None
+        self.furnish(pile)
+        return pile
+
+    def furnish(self, pile: Pile) -> None:
+        """Give a pile a buffer that was used before, if it has none yet."""
+        if self.written_late and not pile.written and self._spare:
+            spare = self._spare.pop()
+            pile.flats, pile.blank = spare.flats, spare.blank
+
+    def give_back(self, pile: Pile) -> None:
+        """A result has been read: its buffer may be used again."""
+        if pile.before is not None:
+            self.give_back(pile.before)
+            pile.before = None
+        if len(self._spare) < (1 if self.written_late else self._most):
+            self._spare.append(pile)
+
+    def prepare(self) -> None:
+        """Zero a small empty pile ahead of the round that may find it empty."""
+        if self._small and not self.micro_batches and not self.written_late:
+            self.growing.zero()

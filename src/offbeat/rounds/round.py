@@ -1,14 +1,38 @@
-"""What a collective returns: never a bare tensor, always a record of what is in it."""
+"""What an exchange gives back: a round. Never a bare tensor, always what is in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from torch import Tensor
 
 from offbeat.rounds.layout import Flats
+
+
+class Merge(Protocol):
+    """What a worker does with a round: see merges/."""
+
+    own: bool
+    """Whether this is the worker's own step, on its own gradient: no other knows of it."""
+    counts: bool
+    """Whether the samples in the round become applied samples by it."""
+
+    def begin(self, round: Round) -> bool:
+        """Put the round in place; say whether the optimizer has a step to make now."""
+
+    def end(self, round: Round) -> None:
+        """That step has been made."""
+
+    def skip(self, round: Round) -> None:
+        """The round holds something that is not finite, and is left out on every worker."""
+
+    def fold(self, round: Round) -> None:
+        """Apply the round to something other than the parameters: see log.py."""
+
+    def adopt(self) -> None:
+        """Have what was folded in the parameters."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +48,8 @@ class Round:
     """What makes the sum a mean."""
     used: tuple[bool, ...]
     """By parameter: whether anybody had a gradient for it."""
+    rates: tuple[float, ...] = ()
+    """What the optimizer's param groups hold while it is applied: see rates.py."""
     waited_s: float = 0.0
     """Seconds that this worker has waited for the round."""
     staleness_rounds: int = 0
@@ -31,35 +57,28 @@ class Round:
     mean_staleness_rounds: float = 0.0
     """The same, of all gradients, weighed by their samples."""
     micro_batches: int = 0
-    """How many are in it, of those who brought samples."""
-    seconds_by_rank: tuple[float, ...] = ()
-    """What each worker's latest micro-batches took, each; where somebody measures that."""
+    """How many are in it."""
+    notes_by_rank: tuple[tuple[float, ...], ...] = ()
+    """What the algorithm has had every worker tell the others."""
+    here: int = 0
+    """How many workers go on: they have not left their loop."""
     began_s: float = 0.0
-    """When this worker's part went into the all-reduce."""
+    """When this worker's part went into the exchange."""
     ended_s: float = 0.0
     bad: tuple[int, int] | None = None
     """The first worker and its parameter whose gradient was found to be NaN or infinite."""
 
-    samples_passed_over: float = 0.0
-    """This worker's in rounds that others have applied and this one has passed over, drifting."""
-
-    # What an algorithm may change before it has the round applied:
-    rate: float = 1.0
-    """A factor of the learning rates, for this round."""
     schedule_steps: int = 1
     """How often to step the scheduler after it."""
-    ends_round: bool = True
-    """False for a worker's own steps between two rounds."""
-    own: bool = False
-    """A worker's own step: no other knows of it."""
-    moved: bool = False
-    """The sum is of moves, not of gradients, and has been applied: see ahead.py."""
 
-    def taken(self, waited_s: float) -> Round:
+    merge: Merge | None = None
+    """What a worker does with it."""
+
+    def taken(self, merge: Merge | None, waited_s: float = 0.0) -> Round:
         """The same, by a worker that has waited so long, without the cost of `replace`."""
-        record = object.__new__(Round)
-        record.__dict__.update(self.__dict__, waited_s=waited_s)
-        return record
+        taken = object.__new__(Round)
+        taken.__dict__.update(self.__dict__, merge=merge, waited_s=waited_s)
+        return taken
 
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""
@@ -74,8 +93,3 @@ class Round:
     def ranks(self) -> tuple[int, ...]:
         """The workers that contributed."""
         return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)
-
-
-def first_bad(slots: Sequence[float]) -> tuple[int, int] | None:
-    """Read the header's slots, parameter + 1 by rank, into the first rank and its parameter."""
-    return next(((rank, int(slot) - 1) for rank, slot in enumerate(slots) if slot), None)

@@ -8,17 +8,18 @@ with offbeat.partial_all_reduce("norms", torch.zeros(4), quorum="majority") as n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from offbeat.errors import WorkerLeft
+from offbeat.rounds.engine import Engine
 from offbeat.rounds.layout import Layout
-from offbeat.rounds.partial import PartialAllReduce
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Round
-from offbeat.rounds.rules import Rules
+from offbeat.rounds.start import Rules
 from offbeat.worlds.base import World
 from offbeat.worlds.current import enter_world, leave_world
 
@@ -61,12 +62,11 @@ class Partial:
         self._world = world
         self._drop_late = drop_late
         self._closed = False
-        self._lent: Iterator[Round] = iter(())
         names = [f"tensor {number}" for number in range(len(like))]
         layout = Layout(names, [tensor.detach() for tensor in like])
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
         rules = Rules(quorum, max_staleness_rounds=max_staleness_rounds)
-        self._partial = PartialAllReduce(world, name, layout, rules)
+        self._partial = Engine(world, name, layout, rules)
         world.open.append(self)
 
     def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Round:
@@ -75,9 +75,9 @@ class Partial:
         Its buffers are lent until the next call. A late worker does not wait: what it brings rides
         in the next round, or is dropped.
         """
-        for record in self.rounds(*tensors, samples=samples):
+        for taken in self.rounds(*tensors, samples=samples):
             if not self._partial.more:
-                return record
+                return taken
         raise AssertionError("a round that this worker was waiting for")
 
     def rounds(self, *tensors: Tensor, samples: float = 1.0) -> Iterator[Round]:
@@ -102,8 +102,7 @@ class Partial:
             pile.micro_batches += 1
 
         self._partial.contribute(add, drop_late=self._drop_late)
-        self._lent = self._partial.results()
-        return self._lent
+        return self._partial.results()
 
     def close(self) -> None:
         """Serve the others until all have left."""
@@ -116,6 +115,10 @@ class Partial:
                 leave_world(self._world, error)
                 raise
             leave_world(self._world)
+
+    def away(self, where: str = "") -> AbstractContextManager[None]:
+        """Take part in rounds with nothing of one's own meanwhile, and hold up nobody."""
+        return self._partial.away()
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on."""

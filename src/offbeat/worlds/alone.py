@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from offbeat.clusters import Cluster
 from offbeat.worlds import base
-from offbeat.worlds.base import Op, checked_members
+from offbeat.worlds.base import Op, checked_members, checked_peers, checked_rows
 from offbeat.worlds.threads import ThreadedWorld
 
 
@@ -57,6 +58,27 @@ class _Channel(base.Channel):
 
     def recv(self, tensor: Tensor, source: int) -> base.Work:
         raise ValueError(f"worker 0 is alone: there is no worker {source} to receive from")
+
+    def all_gather(self, tensor: Tensor, into: Tensor) -> base.Work:
+        self._world.check()
+        checked_rows("all_gather", self.members, tensor.shape, into)
+        into[0] = tensor
+        return _Done()
+
+    def all_to_all(self, tensor: Tensor, into: Tensor) -> base.Work:
+        self._world.check()
+        for table in (tensor, into):
+            checked_rows("all_to_all", self.members, tensor.shape[1:], table)
+        into.copy_(tensor)
+        return _Done()
+
+    def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> base.Work:
+        self._world.check()
+        checked_peers(0, self.members, outgoing, incoming)
+        return _Done()
+
+    def close(self) -> None:
+        """There are no connections."""
 
 
 class _Control(base.Control):

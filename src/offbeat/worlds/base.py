@@ -8,7 +8,8 @@ code above them cannot tell which. It never imports `torch.distributed`, `time` 
     when         now, sleep_until, compute_s
     background   spawn, condition
     control      control.set / get / wait / add / delete: small values that everybody sees
-    data         channel(...).all_reduce / broadcast / send / recv: native collectives
+    data         channel(...).all_reduce / all_gather / all_to_all / broadcast: native collectives
+                 channel(...).send / recv / exchange: between two workers, or among several
 
 Membership: `members` are the workers of this `epoch`, and `rank` counts among them. A channel and
 a control key belong to the epoch that they were made in. Until regrouping exists, an epoch ends
@@ -20,7 +21,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -69,6 +71,31 @@ class Channel(ABC):
     @abstractmethod
     def recv(self, tensor: Tensor, source: int) -> Work:
         """Fill `tensor` with what the rank `source` sends."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, into: Tensor) -> Work:
+        """Collect the members' tensors: row i of `into`, `(len(members), *shape)`, is member i's.
+
+        Both are contiguous.
+        """
+
+    @abstractmethod
+    def all_to_all(self, tensor: Tensor, into: Tensor) -> Work:
+        """Send row i of `tensor` to member i, and fill row i of `into` with what it sends here.
+
+        Both are contiguous.
+        """
+
+    @abstractmethod
+    def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Work:
+        """Send to and receive from several other ranks at once; whoever does, nobody deadlocks.
+
+        In order with `send` and `recv` between the same two workers.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the channel's connections; every member calls it, after its last wait."""
 
 
 class Control(ABC):
@@ -130,6 +157,9 @@ class Closeable(Protocol):
 
     def abandon(self, error: BaseException) -> None: ...
 
+    def away(self, where: str) -> AbstractContextManager[None]:
+        """Hold up nobody meanwhile: the program is busy elsewhere, at `where`."""
+
 
 class World(ABC):
     """One worker's view of the cluster; see the module's docstring for the verbs."""
@@ -148,6 +178,7 @@ class World(ABC):
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
+        self._is_elsewhere = False
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
         if cluster is not None:
@@ -190,6 +221,25 @@ class World(ABC):
     def spawn(self, name: str, run: Callable[[], None]) -> Activity:
         """Start `run` in the background; what it raises ends this worker's run."""
 
+    @contextmanager
+    def elsewhere(self, where: str) -> Iterator[None]:
+        """The program waits in a collective of its own, called at `where`; what is open is away.
+
+        Once: a collective inside a collective is one stay.
+        """
+        if self._is_elsewhere:
+            yield
+            return
+        self._is_elsewhere = True
+        try:
+            with ExitStack() as stays:
+                for thing in list(self.open):
+                    if (away := getattr(thing, "away", None)) is not None:
+                        stays.enter_context(away(where))
+                yield
+        finally:
+            self._is_elsewhere = False
+
     @abstractmethod
     def close(self) -> None:
         """Leave together with everyone else; then let go of every resource."""
@@ -220,3 +270,22 @@ def checked_members(name: str, members: tuple[int, ...] | None, world: World) ->
     if world.rank not in chosen:
         raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
     return chosen
+
+
+def checked_rows(verb: str, members: Sequence[int], row: Sequence[int], table: Tensor) -> None:
+    """Say what is wrong with a tensor that must have one row for each member."""
+    if tuple(table.shape) != (len(members), *row) or not table.is_contiguous():
+        raise ValueError(
+            f"{verb} among {len(members)} members needs a contiguous tensor of shape "
+            f"{(len(members), *row)}, got {tuple(table.shape)} with strides {table.stride()}"
+        )
+
+
+def checked_peers(rank: int, members: Sequence[int], *mappings: Mapping[int, Tensor]) -> None:
+    """Say which of the ranks to exchange with cannot be meant."""
+    for peer in {peer for mapping in mappings for peer in mapping}:
+        if peer == rank or peer not in members:
+            raise ValueError(
+                f"worker {rank} cannot exchange with worker {peer}: "
+                f"it must be another one of the channel's members {tuple(members)}"
+            )

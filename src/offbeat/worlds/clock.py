@@ -16,8 +16,6 @@ grad mode and autocast again, and a worker's main task its own random generators
 from __future__ import annotations
 
 import heapq
-import random
-import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -26,6 +24,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
+from offbeat.worlds.generators import Generators
 
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -38,14 +37,14 @@ Autocast = list[tuple[str, bool, torch.dtype]]
 class Worker:
     """What the tasks of one virtual worker have in common."""
 
-    __slots__ = ("alive", "failure", "random_state", "rank", "tasks")
+    __slots__ = ("alive", "failure", "generators", "rank", "tasks")
 
     def __init__(self, rank: int, seed: int | None = None) -> None:
         self.rank = rank
         self.alive = True
         self.failure: BaseException | None = None
         self.tasks: list[Task] = []
-        self.random_state = None if seed is None else _RandomState.seeded(seed)
+        self.generators = None if seed is None else Generators.seeded(seed)
 
 
 class Task:
@@ -80,7 +79,7 @@ class Parked:
 
     __slots__ = ("reason", "task")
 
-    def __init__(self, task: Task, reason: str) -> None:
+    def __init__(self, task: Task, reason: object) -> None:
         self.task = task
         self.reason = reason
 
@@ -90,13 +89,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.ended = 0.0  # when the last task so far did; later alarms ring for nobody
         self.events = 0
         self.current: Task | None = None
         self._heap: list[tuple[float, int, Task | Callable[[], None]]] = []
         self._sequence = count()
         self._hub = getcurrent()
         self._workers: list[Worker] = []
-        self._random_owner: Worker | None = None
+        self._drawing: Worker | None = None
         self._failed: BaseException | None = None
         self._stopping = False
 
@@ -110,8 +110,11 @@ class Clock:
         heapq.heappush(self._heap, (moment, next(self._sequence), task))
         self._switch(task)
 
-    def park(self, reason: str, until: float | None = None) -> Parked:
-        """Register the current task as waiting; it blocks in `blocked`, until `wake`."""
+    def park(self, reason: object, until: float | None = None) -> Parked:
+        """Register the current task as waiting; it blocks in `blocked`, until `wake`.
+
+        `str(reason)` says in a deadlock what it waits for.
+        """
         task = self._current()
         parked = task.parked = Parked(task, reason)
         if until is not None:
@@ -159,7 +162,7 @@ class Clock:
     def kill(self, worker: Worker) -> None:
         """End a worker where it stands, as SIGKILL does: no clean-up code of its own may block."""
         worker.alive = False
-        for task in worker.tasks:
+        for task in list(worker.tasks):
             self.end(task)
 
     def interrupt(self, worker: Worker, error: BaseException) -> None:
@@ -173,7 +176,7 @@ class Clock:
 
     def run(self) -> None:
         """Run until every task has ended; raise what one of them raised."""
-        heap, outside, grad = self._heap, _RandomState.taken(), _grad_enabled()
+        heap, outside, grad = self._heap, Generators.now(), _grad_enabled()
         _set_grad_enabled(True)
         try:
             while heap:
@@ -198,7 +201,7 @@ class Clock:
         """The body of a task's greenlet."""
         try:
             if task.main:
-                self._own_random_state(task.worker)
+                self._draw_as(task.worker)
             run()
         except GreenletExit:
             pass
@@ -207,6 +210,9 @@ class Clock:
             self._failed = self._failed or error
         finally:
             task.done = True
+            self.ended = self.now
+            if not task.main:
+                task.worker.tasks.remove(task)
             for parked in task.joining:
                 self.wake(parked)
             _set_grad_enabled(True)
@@ -251,20 +257,24 @@ class Clock:
         if autocast is not None:
             _set_autocast(autocast)
         worker = task.worker
-        if task.main and self._random_owner is not worker:
-            self._own_random_state(worker)
+        if task.main and self._drawing is not worker:
+            self._draw_as(worker)
         if self._stopping or not worker.alive:
             raise GreenletExit
         if worker.failure is not None:
             raise worker.failure
 
-    def _own_random_state(self, worker: Worker) -> None:
-        if worker.random_state is None:
+    def _draw_as(self, worker: Worker) -> None:
+        """Have the global random generators hold what this worker's main program left in them."""
+        mine, before = worker.generators, self._drawing
+        if mine is None:
             return
-        if self._random_owner is not None:
-            self._random_owner.random_state = _RandomState.taken()
-        worker.random_state.put_back()
-        self._random_owner = worker
+        if before is None:
+            mine.put_back()
+        else:
+            before.generators.take()  # type: ignore[union-attr]  # it has some, or did not draw
+            mine.put_back(instead_of=before.generators)
+        self._drawing = worker
 
     def _current(self) -> Task:
         task = self.current
@@ -288,7 +298,7 @@ class Clock:
     def _stop(self) -> None:
         self._stopping = True
         for worker in self._workers:
-            for task in worker.tasks:
+            for task in list(worker.tasks):
                 self.end(task)
 
     def _blocked(self) -> list[Task]:
@@ -309,42 +319,6 @@ class Clock:
             f"at virtual time {self.now:g} s nothing is left to wake, "
             f"and {len(blocked)} of the tasks are blocked:\n" + "\n".join(shown)
         )
-
-
-class _RandomState:
-    """The states of the global generators: torch's, Python's and, where imported, NumPy's."""
-
-    __slots__ = ("numpy", "python", "torch")
-
-    def __init__(self, torch_state: torch.Tensor, python: object, numpy: object) -> None:
-        self.torch = torch_state
-        self.python = python
-        self.numpy = numpy
-
-    @classmethod
-    def taken(cls) -> _RandomState:
-        numpy = sys.modules.get("numpy")
-        return cls(
-            torch.get_rng_state(),
-            random.getstate(),
-            None if numpy is None else numpy.random.get_state(legacy=True),
-        )
-
-    @classmethod
-    def seeded(cls, seed: int) -> _RandomState:
-        """What the generators hold after being seeded; those in use are left alone."""
-        numpy = sys.modules.get("numpy")
-        return cls(
-            torch.Generator().manual_seed(seed).get_state(),
-            random.Random(seed).getstate(),
-            None if numpy is None else numpy.random.RandomState(seed % 2**32).get_state(),
-        )
-
-    def put_back(self) -> None:
-        torch.set_rng_state(self.torch)
-        random.setstate(self.python)  # type: ignore[arg-type]
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
 
 
 def _autocast_state() -> Autocast:

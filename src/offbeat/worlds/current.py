@@ -116,6 +116,15 @@ def leave_world(world: World, error: BaseException | None = None) -> None:
             raise
 
 
+def _forget_in_child() -> None:
+    """A forked child has no part in the job: the world is its parent's to close."""
+    global _process_world, _users
+    _process_world, _users = None, 0
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @atexit.register
 def _close_at_exit() -> None:
     """A script that ends without leaving its block has left it now; one that failed has failed."""

@@ -14,29 +14,21 @@ contend with each other.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
-import torch
 from greenlet import getcurrent
-from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.errors import WorkerLeft, WorkerLostError, WorldError
+from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
-from offbeat.worlds.base import Op, World, checked_members
+from offbeat.worlds.base import World, checked_members
 from offbeat.worlds.clock import Clock, Parked, Task, Worker
-
-_COMBINE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": Tensor.add_,
-    "max": lambda into, other: torch.maximum(into, other, out=into),
-    "min": lambda into, other: torch.minimum(into, other, out=into),
-}
+from offbeat.worlds.virtual_channels import Places
 
 
 @dataclass
@@ -63,14 +55,15 @@ def run(
     """Run `function` on every worker of a virtual cluster, and return what they returned.
 
     `workers` resizes the cluster. `own_random_state=False` leaves out the generators of torch,
-    Python and NumPy that each worker otherwise has to itself (tens of microseconds a switch).
+    Python and NumPy that each worker otherwise has to itself (some 4 microseconds a switch).
     `records` is called with a line for everything that happens: see `offbeat.records`.
     An exception in one worker ends the run and is raised here, with a note of its rank and time.
     """
     cluster = Cluster.load(cluster) if isinstance(cluster, str) else cluster
     if workers is not None:
         cluster = cluster.resized(workers)
-    city = _City(Clock(), cluster)
+    clock = Clock()
+    city = _City(clock, cluster, Places(clock, cluster.network))
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
@@ -83,22 +76,29 @@ def run(
             for thing in list(world.open):
                 thing.close()
 
-        task = city.clock.start(worker, "main", main, main=True)
+        clock.start(worker, "main", main, main=True)
         city.worlds.append(world)
-        city.by_task[task.greenlet] = world
         if (moment := cluster.crash_at(rank)) is not None:
-            city.clock.at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
+            clock.at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
     _CITIES.append(city)
     try:
-        city.clock.run()
+        clock.run()
     finally:
         _CITIES.pop()
-    return Run(results, city.clock.now, city.clock.events)
+    return Run(results, clock.ended, clock.events)
 
 
 def current_virtual_world() -> VirtualWorld | None:
     """Return the world of the virtual worker that calls this, or None outside a virtual run."""
-    return _CITIES[-1].by_task.get(getcurrent()) if _CITIES else None
+    if not _CITIES:
+        return None
+    city = _CITIES[-1]
+    task = city.clock.current
+    if (
+        task is None or task.greenlet is not getcurrent()
+    ):  # another thread, or a greenlet of its own
+        return None
+    return city.worlds[task.worker.rank]
 
 
 class VirtualWorld(World):
@@ -118,15 +118,13 @@ class VirtualWorld(World):
         self._clock.sleep_until(moment)
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        return _Channel(self, name, checked_members(name, members, self))
+        return self.city.places.open(self.rank, name, checked_members(name, members, self))
 
     def condition(self, name: str) -> base.Condition:
         return _Condition(self._clock, name)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
-        task = self._clock.start(self.worker, name, run)
-        self.city.by_task[task.greenlet] = self
-        return _Activity(self._clock, task)
+        return _Activity(self._clock, self._clock.start(self.worker, name, run))
 
     def close(self) -> None:
         """Nothing to let go of; the clock sees to it that no activity outlives the run."""
@@ -138,7 +136,7 @@ class VirtualWorld(World):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
 
     def _end_activities(self) -> None:
-        for task in self.worker.tasks:
+        for task in list(self.worker.tasks):
             if not task.main:
                 self._clock.end(task)
 
@@ -149,18 +147,11 @@ class _City:
 
     clock: Clock
     cluster: Cluster
+    places: Places
     worlds: list[VirtualWorld] = field(default_factory=list)
-    by_task: dict[Any, VirtualWorld] = field(default_factory=dict)
     values: dict[str, bytes] = field(default_factory=dict)
     counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     waiting: defaultdict[str, list[Parked]] = field(default_factory=lambda: defaultdict(list))
-    meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = field(default_factory=dict)
-    ends: defaultdict[tuple[str, tuple[int, ...]], float] = field(
-        default_factory=lambda: defaultdict(float)
-    )
-    mail: defaultdict[tuple[str, int, int], deque[_Letter]] = field(
-        default_factory=lambda: defaultdict(deque)
-    )
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -223,6 +214,8 @@ class _Condition(base.Condition):
                 self._clock.blocked(parked)
             finally:
                 task.held += 1
+                if until is not None:  # nobody may ever notify those whose time is up
+                    self._waiting = [each for each in self._waiting if each.task.parked is each]
         return True
 
     def notify_all(self) -> None:
@@ -273,159 +266,3 @@ class _Control(base.Control):
         self._city.values[key] = value
         for parked in self._city.waiting.pop(key, ()):
             self._clock.wake(parked)
-
-
-class _Channel(base.Channel):
-    def __init__(self, world: VirtualWorld, name: str, members: tuple[int, ...]) -> None:
-        self.members = members
-        self._world = world
-        self._city = world.city
-        self._name = name
-        self._issued = 0
-
-    def all_reduce(
-        self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
-    ) -> base.Work:
-        def combine(tensors: list[Tensor]) -> None:
-            # By rank, into the first one's tensor: each sum is bit for bit the same.
-            total = reduce(_COMBINE[op], tensors)
-            for each in tensors[1:]:
-                each.copy_(total)
-
-        cost = self._city.cluster.network.all_reduce_s
-        return self._meet(f"all_reduce {op}", tensor, combine, cost, not_before)
-
-    def broadcast(self, tensor: Tensor, source: int) -> base.Work:
-        at = self.members.index(source)
-
-        def copy(tensors: list[Tensor]) -> None:
-            for each in tensors:
-                if each is not tensors[at]:
-                    each.copy_(tensors[at])
-
-        cost = self._city.cluster.network.broadcast_s
-        return self._meet(f"broadcast from {source}", tensor, copy, cost, None)
-
-    def send(self, tensor: Tensor, target: int) -> base.Work:
-        clock, key = self._city.clock, (self._name, self._world.rank, target)
-        size_bytes = tensor.numel() * tensor.element_size()
-        takes_s = self._city.cluster.network.point_to_point_s(self._world.rank, target, size_bytes)
-        arrives = clock.now + takes_s
-        self._city.mail[key].append(letter := _Letter(tensor.clone(), arrives))
-        if letter.arrives < self._city.ends[self._name, key[1:]]:  # in order per pair
-            letter.arrives = self._city.ends[self._name, key[1:]]
-        self._city.ends[self._name, key[1:]] = letter.arrives
-        for parked in self._city.waiting.pop(f"{key}", ()):
-            clock.wake(parked)
-        return _Sent()
-
-    def recv(self, tensor: Tensor, source: int) -> base.Work:
-        return _Received(self._city, tensor, (self._name, source, self._world.rank))
-
-    def _meet(
-        self,
-        what: str,
-        tensor: Tensor,
-        combine: Callable[[list[Tensor]], None],
-        cost: Callable[[tuple[int, ...], int], float],
-        not_before: float | None,
-    ) -> _Meeting:
-        place = (self._name, self.members)
-        key = (*place, self._issued)
-        self._issued += 1
-        meeting = self._city.meetings.get(key)
-        if meeting is None:
-            meeting = self._city.meetings[key] = _Meeting(self._city, key, what)
-        meeting.join(self._world.rank, what, tensor, not_before)
-        if len(meeting.tensors) == len(self.members):
-            del self._city.meetings[key]
-            takes_s = cost(self.members, tensor.numel() * tensor.element_size())
-            begins = max(meeting.ready, self._city.ends[place])
-            self._city.ends[place] = begins + takes_s
-            meeting.hold(combine, begins + takes_s)
-        return meeting
-
-
-class _Meeting:
-    """One collective: who has joined with which tensor, and who waits for its end."""
-
-    def __init__(self, city: _City, key: tuple[str, tuple[int, ...], int], what: str) -> None:
-        self.tensors: dict[int, Tensor] = {}
-        self.ready = 0.0
-        self._clock = city.clock
-        self._key = key
-        self._what = what
-        self._ended = False
-        self._waiting: list[Parked] = []
-
-    def join(self, rank: int, what: str, tensor: Tensor, not_before: float | None) -> None:
-        if what != self._what:
-            raise WorldError(f"{self}: worker {rank} calls {what}, the others {self._what}")
-        for other, theirs in self.tensors.items():
-            if theirs.shape != tensor.shape or theirs.dtype != tensor.dtype:
-                raise WorldError(
-                    f"{self}: worker {rank} brings {tuple(tensor.shape)} of {tensor.dtype}, "
-                    f"worker {other} {tuple(theirs.shape)} of {theirs.dtype}"
-                )
-            break
-        self.tensors[rank] = tensor
-        self.ready = max(self.ready, self._clock.now, not_before or 0.0)
-
-    def hold(self, combine: Callable[[list[Tensor]], None], ends: float) -> None:
-        def end() -> None:
-            combine([self.tensors[member] for member in self._key[1]])
-            self._ended = True
-            for parked in self._waiting:
-                self._clock.wake(parked)
-
-        self._clock.at(ends, end)
-
-    def wait(self) -> None:
-        while not self._ended:
-            missing = [member for member in self._key[1] if member not in self.tensors]
-            parked = self._clock.park(
-                f"{self}: not there yet: {_ranks(missing)}" if missing else f"the end of {self}"
-            )
-            self._waiting.append(parked)
-            self._clock.blocked(parked)
-
-    def __str__(self) -> str:
-        return f"{self._what}, number {self._key[2]} on channel {self._key[0]!r}"
-
-
-@dataclass
-class _Letter:
-    tensor: Tensor
-    arrives: float
-
-
-class _Sent:
-    def wait(self) -> None:
-        """The tensor was copied on the way out."""
-
-
-class _Received:
-    def __init__(self, city: _City, tensor: Tensor, key: tuple[str, int, int]) -> None:
-        self._city = city
-        self._tensor = tensor
-        self._key = key
-        self._done = False
-
-    def wait(self) -> None:
-        if self._done:
-            return
-        box = self._city.mail[self._key]
-        while not box:
-            name, source, _ = self._key
-            parked = self._city.clock.park(f"a tensor from worker {source} on channel {name!r}")
-            self._city.waiting[f"{self._key}"].append(parked)
-            self._city.clock.blocked(parked)
-        letter = box.popleft()
-        self._city.clock.sleep_until(letter.arrives)
-        self._tensor.copy_(letter.tensor)
-        self._done = True
-
-
-def _ranks(ranks: list[int], most: int = 8) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:most])
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"

@@ -1,7 +1,8 @@
 """Reducing buckets while backward still runs.
 
 A hook on each parameter counts; when a bucket is complete, and all before it are on their way, it
-is launched: always in the same order, so that all workers issue the same collectives.
+is launched: always in the same order, so that all workers issue the same collectives. The last
+bucket waits for the step, which has the header ready.
 
 The user may change gradients between backward and step: clip them, unscale them, run backward
 again. To notice, `.grad` is left as a copy-on-write clone of what the bucket took along: it costs
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from offbeat.rounds import Pile
+
 if TYPE_CHECKING:
-    from offbeat.replica import Replica
+    from offbeat.replica.replica import Replica
 
 _is_unwritten: Callable[[Tensor], bool] | None = getattr(torch._C, "_is_cow_tensor", None)
 
@@ -41,6 +44,9 @@ class Overlap:
         self._ready = [0] * len(self._layout.buckets)
         self._taken: dict[int, Tensor] = {}
         self._taken_samples = 0.0
+        self._stepped = False  # the micro-batch at hand is on the pile
+        self._from_gradients = False  # the pile can be filled anew from `.grad`
+        self._copies: list[Tensor] = []
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(replica.parameters)
@@ -55,11 +61,29 @@ class Overlap:
     def not_launched(self) -> list[int]:
         return [number for number in range(len(self._layout.slots)) if number not in self._taken]
 
-    def changed(self) -> bool:
+    def counted(self) -> None:
+        """The micro-batch at hand is on the pile."""
+        self._stepped = True
+
+    def keep(self, pile: Pile, here: bool) -> bool:
+        """Make sure that the pile can be filled anew; say whether its buckets have changed.
+
+        Somebody else's may have. What is in `.grad`, or was there before the launch, need not be
+        copied; what is only in the pile must.
+        """
+        self._from_gradients = here and self._stepped and (self.launched or pile.micro_batches == 1)
+        self._copies = []
+        if not self.on or self._from_gradients or self.launched:
+            return self._changed()
+        if pile.micro_batches:
+            self._copies = [body.clone() for body in pile.flats.bodies]
+        return False
+
+    def _changed(self) -> bool:
         """Say whether a gradient differs from what its bucket took along."""
         parameters = self._replica.parameters
         return self.launched and (
-            self._replica.pile.micro_batches == 0  # backward without a step, then leaving
+            not self._from_gradients  # backward without a step, then leaving, or being away
             or self._replica.samples != self._taken_samples
             or any(
                 parameters[number].grad is not grad or not cast(Any, _is_unwritten)(grad)
@@ -67,20 +91,30 @@ class Overlap:
             )
         )
 
-    def refill(self) -> None:
-        """Write this worker's part into the buckets again, as its gradients are now.
-
-        Only a round of one micro-batch is launched early, so its gradients are all still there.
-        """
+    def restore(self, pile: Pile) -> None:
+        """Write this worker's part into the buckets again, as its gradients are now."""
         self.on = False
-        replica = self._replica
-        micro_batches, replica.pile.micro_batches = replica.pile.micro_batches, 0
-        replica.pile.bad_parameter = None
-        replica.gather(range(len(replica.parameters)), nothing=micro_batches == 0)
-        replica.pile.micro_batches = micro_batches
+        if self._from_gradients:
+            micro_batches, pile.micro_batches = pile.micro_batches, 0
+            pile.bad_parameter = None
+            self._replica.gather(pile, range(len(self._layout.slots)))
+            pile.micro_batches = micro_batches
+        elif self._copies:
+            for body, copy in zip(pile.flats.bodies, self._copies, strict=True):
+                body.copy_(copy)
+        elif pile.before is not None:
+            torch._foreach_copy_(pile.flats.views, pile.before.flats.views)
+            pile.used = list(pile.before.used)
+        else:
+            pile.blank = False
+            pile.zero()
+            pile.used = [False] * len(pile.used)
 
     def finished(self) -> None:
+        """The round is over: nothing of it is needed any more."""
         self._taken.clear()
+        self._copies = []
+        self._stepped = self._from_gradients = False
 
     def reset(self) -> None:
         self._ready = [0] * len(self._ready)
@@ -105,19 +139,19 @@ class Overlap:
         """Launch the buckets that are complete, as far as they follow those launched before."""
         replica, buckets = self._replica, self._layout.buckets
         compute_s = replica.compute_s()
-        self._taken_samples = replica.samples
-        while (number := replica.full.launched) < len(buckets):
+        while (number := replica.engine.launched) < len(buckets) - 1:
             parameters = buckets[number].parameters
-            if self._ready[number] < len(parameters):
+            if self._ready[number] < len(parameters) or not replica.engine.may_launch:
                 return
             if any(replica.parameters[taken].grad is None for taken in parameters):
                 return  # counted in an earlier backward, which no step has followed
-            replica.gather(parameters)
+            pile = replica.engine.apart() if not self._taken else replica.engine.piles.growing
+            self._taken_samples = replica.samples
+            replica.gather(pile, parameters)
             for taken in parameters:
                 grad = cast(Tensor, replica.parameters[taken].grad)
                 self._taken[taken] = replica.parameters[taken].grad = torch._lazy_clone(grad)
             share = _FORWARD_SHARE + (1 - _FORWARD_SHARE) * len(self._taken) / len(
                 replica.parameters
             )
-            moment = replica.compute_began + share * compute_s if compute_s else None
-            replica.full.launch(replica.pile.flats, moment)
+            replica.engine.launch(replica.compute_began + share * compute_s if compute_s else None)

@@ -1,4 +1,4 @@
-"""Own steps at once, the others' a round later: ABSSGD(local_steps=True), in virtual time."""
+"""Own steps at once, the others' a round later: WaitFreeLocalSGD(), in virtual time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from test_abs import TWO_SPEEDS, resumes_bit_for_bit
 from torch import Tensor
 
 import offbeat
-from offbeat.ahead import Ahead
 from offbeat.clusters import Cluster
+from offbeat.merges import Shift
 from offbeat.rounds import Flats, Layout, Round
 
 SLOW_NETWORK = Cluster.parse(
@@ -32,8 +32,8 @@ SLOW_NETWORK = Cluster.parse(
 )
 
 
-def local(**settings: Any) -> offbeat.ABSSGD:
-    return offbeat.ABSSGD(local_steps=True, **settings)
+def local(**settings: Any) -> offbeat.WaitFreeLocalSGD:
+    return offbeat.WaitFreeLocalSGD(**settings)
 
 
 def watched(
@@ -69,7 +69,7 @@ def test_workers_that_would_do_the_same_lose_nothing_by_the_delay() -> None:
         assert all(close(mine, other) for mine, other in zip(seen, plain(1, 12), strict=False))
 
 
-@pytest.mark.parametrize("settings", [{}, {"apply_on_arrival": True}, {"delay": 0}])
+@pytest.mark.parametrize("settings", [{}, {"fixed_point": "workers"}, {"delay": 0}])
 def test_at_equal_rounds_all_agree_on_the_same_bits(settings: dict[str, Any]) -> None:
     def look(dp: offbeat.Attachment, model: torch.nn.Module) -> tuple[int, list[Tensor]]:
         with dp.agreed():
@@ -102,7 +102,7 @@ def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -
     torch.manual_seed(0)
     parameters = [torch.randn(20).to(dtype)]
     layout = Layout(["weight"], parameters)
-    ahead = Ahead(layout, alone=False)
+    ahead = Shift(layout, alone=False)
     records = []
     for round in (1, 2):
         parameters[0] += torch.randn(20).to(dtype)
@@ -111,11 +111,11 @@ def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -
         sum.views[0].add_(torch.randn(20))  # another worker's
         records.append(Round(round, sum, (1.0, 1.0), 2.0, (True,)))
     for record in records:
-        ahead.take(record)
-    with ahead.agreed():
-        agreed = parameters[0].clone()
-    assert not torch.equal(parameters[0], agreed)
-    ahead.end()
+        ahead.begin(record)
+    ahead.show()
+    agreed = parameters[0].clone()
+    ahead.hide()
+    ahead.settled()
     assert torch.equal(parameters[0], agreed)
 
 
@@ -126,7 +126,7 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
     torch.manual_seed(seed)
     places = [[torch.zeros(5, dtype=torch.float64)] for _ in range(3)]
     layouts = [Layout(["weight"], place) for place in places]
-    workers = [Ahead(layout, alone=False) for layout in layouts]
+    workers = [Shift(layout, alone=False) for layout in layouts]
     base = torch.zeros(5, dtype=torch.float64)
     bases = [base]  # after each round
     own: list[list[Tensor]] = [[] for _ in workers]  # a worker's moves in the rounds it gave to
@@ -135,12 +135,13 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
     knows = [0, 0, 0]
 
     def take(rank: int) -> None:
-        workers[rank].take(records[knows[rank]][rank])
+        workers[rank].begin(records[knows[rank]][rank])
         knows[rank] += 1
         moves = sum(own[rank][knows[rank] :], since[rank])
         torch.testing.assert_close(places[rank][0], bases[knows[rank]] + moves)
-        with workers[rank].agreed():
-            torch.testing.assert_close(places[rank][0], bases[knows[rank]])
+        workers[rank].show()
+        torch.testing.assert_close(places[rank][0], bases[knows[rank]])
+        workers[rank].hide()
 
     for round in range(12):
         total, samples = torch.zeros(5, dtype=torch.float64), [0.0, 0.0, 0.0]
@@ -150,6 +151,7 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
                 continue
             move, samples[rank] = torch.randn(5, dtype=torch.float64), float(draw.randint(1, 4))
             places[rank][0].add_(move)
+            worker.moves()
             own[rank].append(since[rank] + move)
             since[rank] = torch.zeros(5, dtype=torch.float64)
             flats = Flats(layouts[rank])
@@ -173,6 +175,7 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
             if draw.random() < 0.5:  # goes on before the next round
                 move = torch.randn(5, dtype=torch.float64)
                 places[rank][0].add_(move)
+                workers[rank].moves()
                 since[rank] = since[rank] + move
     for rank in range(3):
         while knows[rank] < len(records):
@@ -268,7 +271,7 @@ def test_a_gradient_that_is_left_out_weighs_nothing_either() -> None:
         model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(model.weight)
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
-        algorithm = local(min_micro_batches=2, max_micro_batches=2)
+        algorithm = local(min_batch=4, max_steps=2)
         with offbeat.attach(model, opt, algorithm, nonfinite="skip") as dp:
             for _ in range(2):
                 opt.zero_grad()
@@ -313,16 +316,36 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": "linear", "reference_batch": 8}, "local_steps needs rate='constant'"),
-        ({"max_wait_s": 1.0}, "local_steps needs max_wait_s=None"),
-        ({"warm_up_rounds": "noise"}, "local_steps shows no gradient noise"),
+        ({"max_steps": 0}, "max_steps must be a whole number above 0, got 0"),
+        ({"fixed_point": "mean"}, "fixed_point must be samples or workers, got 'mean'"),
+        ({"delay": 2}, "delay must be 0 or 1, got 2"),
+        ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),
     ],
 )
-def test_settings_that_do_not_go_with_it_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local(**settings)
+
+
+@pytest.mark.parametrize(("fixed_point", "settles"), [("samples", 1 / 3), ("workers", 0.0)])
+def test_where_two_workers_with_unlike_data_settle(fixed_point: Any, settles: float) -> None:
+    """Speeds 2:1, optima 1 and -1: the fast one has two thirds of the samples."""
+
+    def worker() -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        opt = torch.optim.SGD(model.parameters(), lr=0.002)
+        optimum = -1.0 if offbeat.rank() else 1.0
+        with offbeat.attach(model, opt, local(fixed_point=fixed_point)) as dp:
+            while dp.seconds < 2000:
+                opt.zero_grad()
+                (0.5 * (model.weight - optimum).square()).sum().backward()
+                opt.step()
+        return model.weight.item()
+
+    cluster = Cluster.parse("workers = 2\nspeed = [2.0, 1.0]\n[compute]\nstep_s = 1.0")
+    for weight in offbeat.run(worker, cluster).results:
+        assert weight == pytest.approx(settles, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -364,13 +387,13 @@ def test_a_worker_that_leaves_or_pauses_writes_its_moves_itself(
 ) -> None:
     """The background must not read parameters while the program applies a round to them."""
     gave: list[bool] = []
-    give = Ahead.give
+    give = Shift.give
 
     def watched_give(*arguments: Any) -> None:
         gave.append(getcurrent() in programs)
         give(*arguments)
 
-    monkeypatch.setattr(Ahead, "give", watched_give)
+    monkeypatch.setattr(Shift, "give", watched_give)
     programs: set[object] = set()
 
     def worker() -> None:
@@ -390,7 +413,7 @@ def test_a_worker_that_leaves_or_pauses_writes_its_moves_itself(
     assert all(gave)
 
 
-@pytest.mark.parametrize("settings", [{}, {"delay": 0}, {"max_micro_batches": 2}])
+@pytest.mark.parametrize("settings", [{}, {"delay": 0}, {"max_steps": 2}])
 def test_a_worker_alone_is_plain_training_to_the_bit(settings: dict[str, Any]) -> None:
     def worker() -> tuple[list[list[Tensor]], offbeat.Stats]:
         return train(9, local(**settings), size=lambda rank: 3)
@@ -425,16 +448,16 @@ def test_a_worker_alone_whose_parameters_overflow_goes_back_to_the_base() -> Non
 def test_a_place_that_has_left_the_numbers_goes_back_to_the_base_too() -> None:
     mine = [torch.zeros(3)]
     layout = Layout(["weight"], mine)
-    ahead = Ahead(layout, alone=False)
+    ahead = Shift(layout, alone=False)
     sums = [Flats(layout), Flats(layout), Flats(layout)]
     mine[0].fill_(float("inf"))
     ahead.give(0, sums[0], 1.0)
     ahead.give(1, sums[1], 1.0)
     bad, good = ((0, 0), None)
-    ahead.take(Round(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
+    ahead.begin(Round(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
     assert mine[0].tolist() == [0, 0, 0]
     sums[1].views[0].fill_(2.0)
-    ahead.take(Round(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
+    ahead.begin(Round(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
     assert mine[0].tolist() == [1, 1, 1]
     ahead.give(2, sums[2], 1.0)
     assert sums[2].views[0].tolist() == [0, 0, 0]
@@ -463,7 +486,7 @@ def test_state_dict_with_nothing_piled_up_is_refused_inside_agreed() -> None:
     def worker() -> None:
         model = net()
         opt = sgd(model)
-        with offbeat.attach(model, opt, local(max_micro_batches=1)) as dp:
+        with offbeat.attach(model, opt, local(max_steps=1)) as dp:
             opt.zero_grad()
             loss(model, offbeat.rank(), 0).backward()
             opt.step()

@@ -63,21 +63,22 @@ class Stats:
             history=self.history.copy(),
         )
 
-    def note(self, record: Round, ended_s: float) -> None:
+    def note(self, applied: Round, ended_s: float) -> None:
         """Count a round that was applied, or a step of this worker's own."""
-        if not record.moved:  # else one's own were applied at once
-            self.applied_samples += record.samples_by_rank[self.rank] + record.samples_passed_over
-        if not record.ends_round:
+        assert applied.merge is not None
+        if applied.merge.counts:
+            self.applied_samples += applied.samples_by_rank[self.rank]
+        if applied.merge.own:
             return
         self.rounds += 1
-        self.staleness[record.staleness_rounds] += 1
+        self.staleness[applied.staleness_rounds] += 1
         self.history.append(
             RoundStats(
-                record.round,
+                applied.round,
                 ended_s,
-                record.samples,
-                record.ranks,
-                record.waited_s,
-                record.staleness_rounds,
+                applied.samples,
+                applied.ranks,
+                applied.waited_s,
+                applied.staleness_rounds,
             )
         )

@@ -1,0 +1,74 @@
+"""What must be alike on all workers, or be kept by each: names, bits, buffers, generators."""
+
+from __future__ import annotations
+
+import random
+from ctypes import c_ubyte
+from hashlib import blake2b
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from offbeat.replica import broadcast
+from offbeat.worlds import Channel
+
+
+def alike(channel: Channel, model: nn.Module) -> bool:
+    """Say whether all workers hold the same bits; every worker must call this."""
+    mark = _fingerprint(model)
+    marks = [torch.tensor([mark]), torch.tensor([mark])]
+    for tensor, op in zip(marks, ("min", "max"), strict=True):
+        channel.all_reduce(tensor, op=cast(Literal["min", "max"], op)).wait()
+    return bool(marks[0] == marks[1])
+
+
+def average_buffers(channel: Channel, model: nn.Module) -> None:
+    """Running statistics see only their own worker's data: take the mean over workers."""
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            mean = buffer.detach().contiguous().clone()
+            channel.all_reduce(mean).wait()
+            buffer.copy_(mean.div_(len(channel.members)))
+    broadcast(channel, [buffer for buffer in model.buffers() if not buffer.is_floating_point()])
+
+
+def generators() -> dict[str, Any]:
+    """The states of the generators that a training script draws from."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+    }
+
+
+def set_generators(state: dict[str, Any]) -> None:
+    """Have them as they were."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["python"])
+
+
+def named_parameters(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[Tensor]]:
+    """The parameters of an optimizer, with their names in the model."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    names, parameters = [], []
+    for i, group in enumerate(optimizer.param_groups):
+        for j, parameter in enumerate(group["params"]):
+            names.append(known.get(id(parameter), f"group {i}, parameter {j}"))
+            parameters.append(parameter)
+    if not parameters:
+        raise ValueError("the optimizer has no parameters")
+    return names, parameters
+
+
+def _fingerprint(model: nn.Module) -> int:
+    """A number that differs, almost surely, between models that differ in any bit."""
+    seen = blake2b(digest_size=7)  # it fits into an int64
+    for parameter in model.parameters():
+        values = parameter.detach().cpu().contiguous()
+        if values.numel():
+            seen.update((c_ubyte * values.nbytes).from_address(values.data_ptr()))
+    return int.from_bytes(seen.digest(), "little")

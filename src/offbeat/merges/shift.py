@@ -1,0 +1,191 @@
+"""Shift: rounds carry moves, and a result moves the worker by as much as its own move falls short.
+
+    parameters = base + own moves
+
+The *base* has everything of all rounds that this worker knows of, and nothing else: it is the same
+on every worker, bit for bit. A *move* is how far this worker's own steps have carried it. Rounds
+average moves; when one arrives, the worker's own move in it gives way to the mean of all.
+
+For that it remembers its *place* when it gave its move away: base + move. What it has moved since
+stays, so the parameters go from there to the new base by the difference of the two.
+
+                  place given away      parameters now
+    old base ──────────┬──────────────────────┬
+    new base ──────────────┬──────────────────────┬          all else is shifted as far
+
+A worker that has not moved since is at the new base then, to the bit: that is local SGD, which
+waits for its round. Nothing that was computed meanwhile is lost, by construction.
+
+Base, place and the move on its way are the three gradient-sized buffers that this needs; one more
+while the program does not come for its rounds, for what they shift it by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.rounds import Flats, Layout, Round
+
+
+class Shift:
+    """A worker's base, and its places when it gave moves to rounds that it does not know yet."""
+
+    own = False
+    counts = False  # the worker's own steps have applied its samples
+
+    def __init__(self, layout: Layout, alone: bool) -> None:
+        self._layout = layout
+        self._parameters = layout.parameters
+        self._alone = alone
+        self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
+        self._spare: list[Flats] = []
+        self._owed: Flats | None = None  # what folded rounds shift the parameters by
+        self._moved = False  # own steps since the latest place
+        self._hidden: list[Tensor] = []  # one's own parameters, while the base is in their place
+        self._base = Flats(layout)
+        _copy(self._parameters, self._base.views)
+
+    def check(self) -> None:
+        """Raise unless the parameters are this worker's own."""
+        if self._hidden:
+            raise RuntimeError(
+                "a step, state_dict() or close() inside dp.agreed(): move it out of that block"
+            )
+
+    def moves(self) -> None:
+        """An own step is being made."""
+        self.check()
+        self._moved = True
+
+    @torch.no_grad()
+    def give(self, round: int, into: Flats, weight: float) -> None:
+        """Write this worker's moves that no round has taken, times a weight: this round does."""
+        place = self._spare.pop() if self._spare else Flats(self._layout)
+        _copy(self._hidden or self._parameters, place.views)
+        if self._owed is not None:
+            _add(place.bodies, self._owed.bodies, 1.0)
+        since = self._places[-1][1] if self._places else self._base
+        for move, now, before in zip(into.bodies, place.bodies, since.bodies, strict=True):
+            torch.sub(now, before, out=move).mul_(weight)
+        self._places.append((round, place))
+        self._moved = False
+
+    def begin(self, round: Round) -> bool:
+        """Put the mean of everyone's moves in place of one's own."""
+        self._take(round, None)
+        return False
+
+    def end(self, round: Round) -> None:
+        """There was no step to make."""
+
+    def skip(self, round: Round) -> None:
+        """Take back one's own moves in it."""
+        self._take(round, None)
+
+    def fold(self, round: Round) -> None:
+        """Move the base; the parameters are shifted when the program comes."""
+        if self._owed is None:
+            self._owed = Flats(self._layout)
+        self._take(round, self._owed)
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Shift the parameters by what was folded."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        if self._moved or self._places:
+            _add(self._parameters, owed.views, 1.0)
+        else:
+            _copy(self._base.views, self._parameters)
+
+    @torch.no_grad()
+    def _take(self, round: Round, owed: Flats | None) -> None:
+        place = self._places.popleft()[1] if self._gave_to(round) else None
+        good = bool(round.samples) and round.bad is None
+        if good and self._alone and place is not None:  # one's own are the mean, without rounding
+            self._base, place = place, self._base
+            self._give_back(place)
+            return
+        if good:
+            _add(self._base.bodies, round.sum.bodies, 1 / round.divisor)
+        stays = not self._moved and not self._places and owed is None
+        if place is not None:
+            for base, before in zip(self._base.bodies, place.bodies, strict=True):
+                torch.sub(base, before, out=before)
+            self._shift(place, 1.0, owed)
+            self._give_back(place)
+        elif good:
+            self._shift(round.sum, 1 / round.divisor, owed)
+        if round.bad is not None:
+            self._return_to_numbers()
+        elif stays:  # at the new base, without rounding
+            _copy(self._base.views, self._parameters)
+
+    def settled(self) -> None:
+        """Have the base in the parameters for good: no moves are left but what was rounded."""
+        self.adopt()
+        _copy(self._base.views, self._parameters)
+
+    def show(self) -> bool:
+        """Have the base in the parameters, for a while; False if it is there already."""
+        if self._hidden:
+            return False
+        self._hidden = [each.detach().clone() for each in self._parameters]
+        _copy(self._base.views, self._parameters)
+        return True
+
+    def hide(self) -> None:
+        """Have the very bits again that were there before."""
+        _copy(self._hidden, self._parameters)
+        self._hidden = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; after `settle`, so nothing is under way."""
+        return {
+            "base": [each.clone() for each in self._base.views],
+            "parameters": [each.detach().clone() for each in self._parameters],
+            "moved": self._moved,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved, the parameters included."""
+        _copy(state["base"], self._base.views)
+        _copy(state["parameters"], self._parameters)
+        self._moved = state["moved"]
+
+    def _give_back(self, place: Flats) -> None:
+        if not self._spare:
+            self._spare.append(place)
+
+    def _gave_to(self, round: Round) -> bool:
+        return bool(self._places) and self._places[0][0] == round.round
+
+    def _shift(self, by: Flats, scale: float, owed: Flats | None) -> None:
+        """Move all that comes after the base."""
+        if owed is None:
+            _add(self._parameters, by.views, scale)
+        else:
+            _add(owed.bodies, by.bodies, scale)
+        for _, place in self._places:
+            _add(place.bodies, by.bodies, scale)
+
+    def _return_to_numbers(self) -> None:
+        """Whatever of one's own has left them goes back to the base."""
+        for mine in (self._parameters, *(place.views for _, place in self._places)):
+            for each, base in zip(mine, self._base.views, strict=True):
+                each.copy_(torch.where(each.isfinite(), each, base))
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    torch._foreach_copy_(list(into), list(values))
+
+
+def _add(to: Sequence[Tensor], values: Sequence[Tensor], scale: float) -> None:
+    torch._foreach_add_(list(to), list(values), alpha=scale)

@@ -1,0 +1,345 @@
+"""One worker's replica: what an algorithm sees of it, and its gradients on their way to a round.
+
+A micro-batch that was computed goes onto the *pile*; a round takes the pile and gives back a sum,
+which the algorithm yields to have it applied.
+
+    open                               start, exchange and merge of the rounds to come
+    contribute, results                add to the pile; come to a round, or not; take what is there
+    called, hand_over, await_call      rounds that take a pile between two micro-batches
+    own_step                           the worker's own gradient, as if it were a round
+    serve                              leave: the others' rounds, until all have left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.merges import OwnStep, Shift, Step
+from offbeat.replica.gradients import Gradients
+from offbeat.replica.overlap import Overlap
+from offbeat.rounds import Arrival, Engine, Layout, Measured, Pile, Round, Rules
+from offbeat.worlds import Channel, World
+
+
+class Replica:
+    """A worker's gradients, as an algorithm sees them."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        optimizer: Optimizer,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        bucket_bytes: int,
+        clip_norm: float | None = None,
+        scheduled: bool = False,
+    ) -> None:
+        self.world = world
+        self.round = 0
+        """Rounds that this replica knows of: all that came before are in its parameters."""
+        self.step = 0
+        self.dropped_samples = 0.0
+        self.arrival: Arrival = "on time"
+        """What became of the latest micro-batch."""
+        self.memory: dict[str, Any] = {}
+        """What the algorithm remembers between steps; goes into checkpoints."""
+        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+        self.layout = Layout(names, parameters, bucket_bytes)
+        self.gradients = Gradients(self.layout, alone=world.size == 1)
+        self.overlap = Overlap(self)
+        self.compute_began = world.now()
+        self.round_began = world.now()
+        """When this worker applied its latest round."""
+        self.models = world.channel(name)  # the program's own, between rounds
+        self.choose: Callable[[Measured], int] | None = None
+        self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
+        self.shift: Shift | None = None
+        self.engine: Engine
+        self._name = name
+        self._own = OwnStep(self.parameters, clip_norm)
+        self._own_is_bad = False  # the latest own step was left out
+        self._charged_samples = 0.0
+        self._dropped_s = 0.0  # of micro-batches that were dropped since one was not
+        self._computed_s: list[float] = []  # of each micro-batch since the last round
+
+    # --- what an algorithm calls -----------------------------------------------------------
+
+    def open(
+        self,
+        rules: Rules,
+        *,
+        notes: int = 0,
+        choose: Callable[[Measured], int] | None = None,
+        moves: Callable[[Pile], float] | None = None,
+    ) -> None:
+        """Have rounds start by these rules, from now on.
+
+        `notes` says how many numbers every worker tells the others in every round. With `moves`,
+        rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each.
+        """
+        self.choose = choose
+        self.gradients.weighs = rules.divisor == "samples"
+        rates = 0 if moves else len(self.step_merge.rates)
+        engine = Engine(
+            self.world,
+            self._name,
+            self.layout,
+            rules,
+            notes=notes,
+            rates=rates,
+            choose=choose,
+            begin=False,
+        )
+        engine.early = self.overlap if rules.lockstep and moves is None else None
+        engine.merge = self.step_merge
+        if moves is not None:
+            self.shift = engine.merge = Shift(self.layout, alone=self.world.size == 1)
+            engine.write, engine.weight = self.shift.give, moves
+            engine.piles.written_late = True
+        self.engine = engine
+
+    @property
+    def samples(self) -> float:
+        """The weight of the micro-batch at hand."""
+        return self.gradients.samples
+
+    def contribute(
+        self,
+        *,
+        arrive: bool = True,
+        delay: int = 0,
+        drop_late: bool = False,
+        notes: tuple[float, ...] = (),
+    ) -> Arrival:
+        """Put the gradients of the micro-batch onto the pile and arrive, or not; does not wait."""
+        self.arrival = self.engine.contribute(
+            self._pile_up if self.shift is None else self._pile_up_moves,
+            arrive=arrive,
+            delay=delay,
+            rates=() if self.shift is not None else tuple(self.step_merge.rates.values()),
+            notes=notes,
+            seconds=self.seconds + self._dropped_s,
+            drop_late=drop_late,
+        )
+        if self.arrival == "dropped":
+            self._dropped_s += self.seconds
+            self.drop()
+        else:
+            self._dropped_s = 0.0
+        return self.arrival
+
+    @property
+    def seconds(self) -> float:
+        """What a micro-batch has taken on average since the last round."""
+        return sum(self._computed_s) / len(self._computed_s) if self._computed_s else 0.0
+
+    @property
+    def piled(self) -> int:
+        """Micro-batches that no round has taken yet."""
+        return self.engine.piles.micro_batches
+
+    @property
+    def piled_samples(self) -> float:
+        """Their samples."""
+        return self.engine.piles.samples
+
+    @property
+    def gave_rounds(self) -> int:
+        """Rounds that have taken this worker's pile."""
+        return self.engine.gave_rounds
+
+    @property
+    def gave_s(self) -> float:
+        """When the latest of them did."""
+        return self.engine.gave_s
+
+    @property
+    def called(self) -> bool:
+        """Whether a round has started and waits for this worker's pile."""
+        return self.engine.called
+
+    def await_call(self) -> None:
+        """Arrive, and wait for such a round: this worker has enough."""
+        self.engine.await_call()
+
+    def hand_over(self) -> None:
+        """Give the pile to the round that waits for it, and go on."""
+        self.engine.hand_over()
+        self._computed_s.clear()
+
+    def arrive(self) -> None:
+        """Count as there for the next round, whatever will be on the pile."""
+        self.engine.arrive()
+
+    def drop(self) -> None:
+        """Count the micro-batch at hand as dropped."""
+        self.arrival = "dropped"
+        self.dropped_samples += self.samples
+
+    def results(self, *, delay: int | None = None) -> Iterator[Round]:
+        """Wait, if this worker was on time; then every round that it does not know of, in order.
+
+        With a `delay`, all but the latest so many that it has given to.
+        """
+        return self.known(self.engine.results(delay=delay))
+
+    def serve(self) -> Iterator[Round]:
+        """Leave: every round of the others, until all have left."""
+        if self.shift is not None:
+            self.shift.check()
+        yield from self.known(self.engine.leave())
+        if self.shift is not None:
+            self.shift.settled()
+
+    def own_step(self) -> Round:
+        """This worker's own gradient, as if it were a round: models drift until they are merged."""
+        assert self.shift is not None, "open(moves=...) comes first"
+        self.arrival = "on time"
+        bad = self.gradients.first_bad()
+        self._own_is_bad = bad is not None
+        self.shift.moves()
+        mine = [0.0] * self.world.size
+        mine[self.world.rank] = self.samples
+        return Round(
+            round=self.round,
+            sum=self.engine.piles.growing.flats,  # not looked at
+            samples_by_rank=tuple(mine),
+            divisor=1.0,
+            used=tuple(parameter.grad is not None for parameter in self.parameters),
+            micro_batches=1,
+            bad=None if bad is None else (self.world.rank, bad),
+            schedule_steps=0,
+            merge=self._own,
+        )
+
+    # --- what attach calls: rounds -----------------------------------------------------------
+
+    def known(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """Count rounds as the replica comes to know of them."""
+        for each in rounds:
+            self.round += 1
+            self._computed_s.clear()
+            yield each
+
+    def settle(self) -> Iterator[Round]:
+        """Pause with everyone, between steps: the rounds until all have paused."""
+        if self.shift is not None:
+            self.shift.check()
+        return self.known(self.engine.settle())
+
+    def resume(self) -> None:
+        """Go on after `settle`."""
+        self.engine.resume()
+        self.compute_began = self.round_began = self.world.now()
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Have in the parameters what all rounds have made of them, and nothing of one's own."""
+        shown = False
+        if self.shift is not None:
+            with self.engine.undisturbed():
+                shown = self.shift.show()
+        try:
+            yield
+        finally:
+            if self.shift is not None and shown:
+                self.shift.hide()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold of rounds, pending gradients and the algorithm."""
+        return {
+            "round": self.round,
+            "step": self.step,
+            "rounds": self.engine.state_dict(),
+            "memory": deepcopy(self.memory),
+            "choose": None if self.choose is None else deepcopy(vars(self.choose)),
+            "shift": None if self.shift is None else self.shift.state_dict(),
+            "overlap": self.overlap.on,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+        self.round, self.step = state["round"], state["step"]
+        self.engine.load_state_dict(state["rounds"])
+        self.memory = deepcopy(state["memory"])
+        if self.choose is not None:
+            vars(self.choose).update(deepcopy(state["choose"]))
+        if self.shift is not None:
+            self.shift.load_state_dict(state["shift"])
+        self.overlap.on = state["overlap"]
+
+    # --- what attach calls: the micro-batch at hand ------------------------------------------
+
+    def declare_samples(self, samples: float) -> None:
+        if not self.gradients.any:
+            # Nothing to add to: what was declared went with gradients that no step has taken.
+            self.gradients.declared_samples = self._charged_samples = 0.0
+        self.gradients.declared_samples += samples
+
+    def computed(self) -> float:
+        """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
+        self.world.sleep_until(self.compute_began + self.compute_s())
+        self.step += 1
+        self._charged_samples = self.gradients.declared_samples
+        self.gradients.brings = self.gradients.any
+        now = self.world.now()
+        computed_s, self.compute_began = now - self.compute_began, now
+        self._computed_s.append(computed_s)
+        return computed_s
+
+    def compute_s(self) -> float:
+        """Seconds that the modelled device needs for the micro-batch at hand."""
+        samples = self.gradients.declared_samples - self._charged_samples
+        return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
+
+    def stepped(self) -> None:
+        """The step is over: what follows is the next micro-batch."""
+        self.gradients.declared_samples = self._charged_samples = 0.0
+        self.gradients.brings = True
+        self.overlap.reset()
+        self.compute_began = self.world.now()
+        if not self.step:
+            self.round_began = self.compute_began
+
+    def gather(self, pile: Pile, numbers: Sequence[int]) -> None:
+        """Add the gradients of these parameters to a pile, and look whether they are finite."""
+        self.gradients.gather(pile, numbers, look=True)
+
+    def _pile_up(self, pile: Pile) -> None:
+        if self.overlap.launched:
+            self.gather(pile, self.overlap.not_launched())
+        else:
+            everything = range(len(self.parameters))
+            self.gradients.gather(pile, everything, look=self.engine.early is not None)
+        self.overlap.counted()
+        self._count(pile)
+
+    def _pile_up_moves(self, pile: Pile) -> None:
+        """Count them only: the round that takes them has them written."""
+        self._count(pile)
+        if self._own_is_bad:  # it has moved nothing, and weighs nothing
+            pile.samples -= self.samples
+        pile.used = [True] * len(pile.used)
+
+    def _count(self, pile: Pile) -> None:
+        pile.samples += self.samples
+        pile.micro_batches += 1
+
+
+def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Take over worker 0's values, whatever their type."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.numel():
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            channel.broadcast(flat, source=0).wait()
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,160 @@
+"""What a worker's backgrounds do for its rounds: serve them, and carry messages.
+
+Two activities beside the program. The *server* takes part in round after round. The *messenger*
+says what the program has to say, so that it never waits for the control plane; arrives on the
+program's behalf when a deadline has passed; and tells the others of a worker that is away. Being
+away for less than a few milliseconds is nobody's business: it costs no message.
+"""
+
+from __future__ import annotations
+
+from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
+from offbeat.rounds.service import GRACE_S, Service
+
+PATIENCE_S = 2e-2
+"""How long a worker that is away may be wanted by a lockstep before its background comes."""
+
+
+class Background(Service):
+    """The half of an engine that runs beside the program."""
+
+    def begin(self) -> None:
+        """Start the backgrounds: the others' rounds may come from here on."""
+        server = self._answer_bells if self._rules.lockstep else self._serve
+        self._activities = [
+            self._world.spawn(f"rounds of {self._name}", server),
+            self._world.spawn(f"messages of {self._name}", self._carry_messages),
+        ]
+
+    # --- the messenger -----------------------------------------------------------------------
+
+    def _deadline(self) -> float | None:
+        """When the messenger has something to do, though nobody stirs it."""
+        moments = []
+        if self._rules.overdue_s is not None and not self._overdue:
+            moments.append(self.gave_s + self._rules.overdue_s)
+        if self._away_since is not None and not self._told_away:
+            moments.append(self._away_since + GRACE_S)
+        if self._waits_since is not None and not self._rules.lockstep:
+            moment = self._waits_since + GRACE_S
+            if self._world.now() < moment:
+                moments.append(moment)
+        return min(moments, default=None)
+
+    def _carry_messages(self) -> None:
+        world, arrivals = self._world, self._arrivals
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._stirred or self._ended, until=self._deadline())
+                if self._ended:
+                    return
+                self._stirred, now = False, world.now()
+                overdue_s = self._rules.overdue_s
+                if overdue_s is not None and now >= self.gave_s + overdue_s and not self._overdue:
+                    self._overdue = True
+                    self._state.notify_all()
+                rings = False
+                if self._away_since is not None and now >= self._away_since + GRACE_S:
+                    rings = self._rules.lockstep and not self._told_away
+                    self._told_away = True
+                number = self.log.completed
+                start, samples, arrival = arrivals.start, self._to_report(), self._arrives()
+                outbox, self._outbox = [*self._outbox, (start, arrival)], []
+            if rings:
+                self._bells.ring("away", number)
+            arrivals.report(start, samples)
+            for message in outbox:
+                arrivals.announce(*message)
+
+    def _to_report(self) -> int:
+        """What to add to the counter of samples; under lock.
+
+        Nobody insists on more samples once somebody is away, or all wait.
+        """
+        if not self._knows_start:
+            return 0
+        away = self._presence in (PAUSED, LEFT) or self._told_away
+        content = self._world.size if away else int(self._awaits > self._started)
+        return self._arrivals.samples(self.piles.samples, content)
+
+    # --- the server --------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._ended:
+            number = self.log.completed
+            self._arrivals.await_start(self._told_to_be_last)
+            if self._rules.at_boundary:
+                with self._state:
+                    self._called = True
+                    self._state.notify_all()
+                    self._state.wait_for(self._may_give)
+                    self._called = False
+            self._take_part(number)
+            self._keep_short()
+            if self._world.rank == number % self._world.size and number > 0:
+                self._arrivals.forget(number - 1)
+
+    def _told_to_be_last(self) -> None:
+        with self._state:
+            self._arrivals.only_missing()
+
+    def _may_give(self) -> bool:
+        waits = self.log.completed < self._awaits
+        return self._given is not None or waits or self._presence != HERE or self._overdue
+
+    def _run_in_lockstep(self) -> None:
+        """The program comes to the next round of a lockstep, and runs it."""
+        with self._state:
+            self._state.wait_for(lambda: not self._serving)
+            if self._ended:
+                return
+            # Who has left needs no round: it is there for those who do.
+            self._in_round, number = self._presence == HERE, self.log.completed
+            asks = self._in_round and bool(self._absent)
+        if asks:
+            self._bells.want(number)
+        self._take_part(number)
+
+    def _answer_bells(self) -> None:
+        """In lockstep: take part in rounds while the program is away."""
+        while True:
+            why, number, rank = self._bells.hear()
+            if why == "end":
+                return
+            with self._state:
+                following, asks = self.log.completed, False
+                if why == "away":
+                    self._absent[rank] = number
+                    asks = self._in_round and number == following
+                else:
+                    self._wanted = max(self._wanted, number)
+                # It may be wanted before it is away: its own bell tells it to look again.
+                if self._presence == AWAY and self._wanted == following:
+                    self._serving = self._stays_away()
+                number = following
+            if asks:
+                self._bells.want(number)
+            if self._serving:
+                self._take_part(number)
+                with self._state:
+                    self._serving = False
+                    self._state.notify_all()
+                self._keep_short()
+
+    def _stays_away(self) -> bool:
+        """Say whether the program is really away, for a round that is wanted; under lock.
+
+        Or only slow to return from where the others have been, too: it comes to the round then,
+        and lockstep is as if nobody had been away.
+        """
+        if not self._stays:
+            moment = self._world.now() + PATIENCE_S
+            self._state.wait_for(lambda: self._presence != AWAY, until=moment)
+            self._stays = self._presence == AWAY
+        return self._stays
+
+    def _join_backgrounds(self) -> None:
+        if self._rules.lockstep and self._world.rank == 0:
+            self._bells.ring("end")
+        for activity in self._activities:
+            activity.join()

@@ -1,0 +1,389 @@
+"""The engine: round after round, from arrivals to the log.
+
+A round starts (start.py), takes what every worker's pile holds at that moment, be it fresh, late or
+nothing, exchanges it (exchange.py) and appends the result to the log (log.py), on every worker. The
+worker's program only adds to its pile and takes results; its background does the rest.
+
+    worker 0   compute ──┐ on time: arrives, starts round 7 ────┐ applies 7
+    worker 1   compute ──────┐ on time: waits ──────────────────┐ applies 7
+    worker 2   compute ──────────────────────────────────────────────┐ late: adds to its pile,
+               background takes part in round 7 with what was there    applies 7, goes on
+
+The log is *replicated*: every worker takes every round, once and in order. So replicas that apply
+them stay bit-identical, however late some are.
+
+All that workers must agree on for round r they know from the header of round r-1: who is still
+active, who is a candidate, who is *due* (its gradient would become too stale by missing round r).
+
+A worker is *here*, *away* (in a collective of its own, evaluating, saving), *paused* (all make a
+checkpoint) or has *left*. Whoever is not here holds up nobody: its background gives what the pile
+holds. The round in which all have left is the last.
+
+With `at_boundary`, a round that has started takes a worker's pile only between two micro-batches:
+when the program hands it over, or waits. The program need not wait: it hands over, and goes on.
+
+    worker 0   compute ──┐ ready ─ compute ──┐ hands over, applies 6, goes on ───────────
+    worker 1   compute ──────────────┐ ready: round 7 starts; hands over, applies 6 ─────
+               background                    └── exchange of 7 ──┘
+
+In lockstep there is nothing to wait for but the exchange, so the program itself runs the round, and
+the background only where the program is away (bells.py).
+
+This file is longer than others: what a program and its backgrounds share, under one lock, is easier
+to get right in one place. background.py is the other half: what the backgrounds do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Literal
+
+from offbeat.errors import ClosedError
+from offbeat.rounds.agreement import agree
+from offbeat.rounds.background import Background
+from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.pile import Pile
+from offbeat.rounds.quorum import Quorum
+from offbeat.rounds.round import Round
+from offbeat.rounds.start import Measured, Rules
+from offbeat.worlds.base import World
+
+Arrival = Literal["on time", "late", "dropped"]
+
+
+class Engine(Background):
+    """The rounds of one layout, from the first to the last, as a worker's program sees them."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        layout: Layout,
+        rules: Rules,
+        *,
+        notes: int = 0,
+        rates: int = 0,
+        choose: Callable[[Measured], int] | None = None,
+        begin: bool = True,
+    ) -> None:
+        """Without `begin`, that is left to the caller, who has more to set up before."""
+        Quorum.of(rules.quorum, world.size)
+        # Not the name: a name may be used again, or be another one on some workers.
+        place = f"rounds/{next(world.numbers)}"
+        settings = {
+            rule.replace("quorum", "the quorum"): str(it) for rule, it in asdict(rules).items()
+        }
+        tensors = [
+            f"{name} of shape {tuple(tensor.shape)} and {tensor.dtype}"
+            for name, tensor in zip(layout.names, layout.parameters, strict=True)
+        ]
+        agree(world, place, {"the name": name, **settings, "tensors": tensors})
+        super().__init__(world, name, place, layout, rules, notes, rates, choose)
+        if begin:
+            self.begin()
+
+    # --- contributing ----------------------------------------------------------------------
+
+    def contribute(
+        self,
+        add: Callable[[Pile], None],
+        *,
+        arrive: bool = True,
+        delay: int = 0,
+        rates: tuple[float, ...] = (),
+        notes: tuple[float, ...] = (),
+        seconds: float = 0.0,
+        drop_late: bool = False,
+    ) -> Arrival:
+        """Have `add` put a gradient of the newest taken parameters on the pile, and arrive or not.
+
+        Does not wait. It is late if a round has started since this worker went on to compute it;
+        `at_boundary`, if more rounds than `delay` have started since those parameters. With
+        `drop_late` it is then not added. With a `delay`, and not `at_boundary`, the others hear of
+        the arrival when `results` is through, or when the round before ends, if that is later: so
+        that the background does not work while the program applies the round before.
+        """
+        with self._state:
+            if self._presence in (PAUSED, LEFT):
+                raise ClosedError(f"a contribution to {self._name!r} after leaving it")
+            too_stale = self._is_too_stale()
+            late = too_stale or self._is_late(delay)
+            dropped = too_stale or (late and drop_late)
+            if not dropped:
+                pile = self.piles.growing
+                before = pile.samples
+                add(pile)
+                pile.known_samples += (pile.samples - before) * self.log.taken
+                if pile.oldest_round is None:
+                    pile.oldest_round = self.log.taken
+                self._seconds = seconds
+            self._rates, self._notes = rates, notes
+            self._steps += 1
+            # On time: wait for the round that will take this. Late: only for one under way. With a
+            # delay: for one that is so much older; but who is late does not know how old its next
+            # gradient will be, so where staleness has a bound it waits.
+            on_time = arrive and not late
+            self._went_on_for = self._started + on_time
+            unbounded = self._rules.max_staleness_rounds is None
+            self._resumes_after = self._went_on_for - (delay if on_time or unbounded else 0)
+            self._on_time_for = self._started if on_time else -1
+            self._comes = arrive
+            if on_time and self._knows_start and self._arrivals.completes:
+                self._outbox.append((self._arrivals.start, self._arrives()))
+                self._called = True
+            self._says_later = bool(delay) and not self._rules.at_boundary
+            said = (self._arrivals.start, 0) if self._says_later else self._to_say()
+        self._arrivals.announce(*said)
+        return "dropped" if dropped else "late" if late else "on time"
+
+    def _is_late(self, delay: int) -> bool:
+        # Where nothing may be stale, all wait for the round that takes what they give.
+        if self._rules.lateness == "step" and self._rules.max_staleness_rounds != 0:
+            return self._started > self._steps
+        in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
+        return self._started > max(self.log.taken, in_time_for)
+
+    def _is_too_stale(self) -> bool:
+        """Only a worker that was away can have come to that."""
+        limit = self._rules.max_staleness_rounds
+        return limit is not None and self._started - self.log.taken > limit
+
+    def arrive(self) -> None:
+        """Count as there for the next round, with whatever will be on the pile."""
+        with self._state:
+            self._on_time_for = self._started
+            said = self._to_say()
+        self._arrivals.announce(*said)
+
+    @property
+    def gave_rounds(self) -> int:
+        """Rounds that have taken this worker's pile, those before a checkpoint included."""
+        return self._offset + self._started
+
+    @property
+    def called(self) -> bool:
+        """Whether a round has started and waits for this worker to hand over its pile."""
+        with self._state:
+            return self._called and self._given is None
+
+    def await_call(self) -> None:
+        """Arrive with a full pile, and wait until a round has taken it."""
+        with self._state:
+            given = self._on_time_for = self._started
+            self._awaits = given + 1
+            self._stir()
+            self._state.wait_for(lambda: self._started > given)
+
+    def hand_over(self) -> None:
+        """Give the pile to the round that waits for it; go on with an empty one."""
+        with self._state:
+            if self._called and self._given is None:
+                self._give()
+                self._resumes_after = self._started
+                self._state.notify_all()
+
+    # --- before the round ------------------------------------------------------------------
+
+    @property
+    def may_launch(self) -> bool:
+        """Whether buckets of the next round may be launched by the program."""
+        return self._rules.lockstep and self._presence == HERE and not self._serving
+
+    @property
+    def launched(self) -> int:
+        """How many have been."""
+        return self._exchange.launched
+
+    def apart(self) -> Pile:
+        """The pile to launch buckets of, which can be filled anew."""
+        return self.piles.apart()
+
+    def launch(self, not_before: float | None) -> None:
+        """Launch the next bucket of the pile."""
+        self._exchange.launch(self.piles.growing, not_before)
+
+    # --- results ---------------------------------------------------------------------------
+
+    def results(self, *, delay: int | None = None) -> Generator[Round, None, None]:
+        """Wait for what `contribute` said to wait for; yield every round not taken, in order.
+
+        With a `delay`, all rounds but the latest so many that this worker has given to. A round's
+        buffers are lent until the next one is asked for.
+        """
+        began = self._world.now()
+        if self._rules.lockstep and self._comes:
+            self._comes = False
+            self._run_in_lockstep()
+        with self._state:
+            last = self._resumes_after if delay is None else self._started - delay
+            if self.log.completed < last:
+                self._awaits = last
+                self._waits_since = self._world.now()
+                self._stir()
+                self._state.wait_for(lambda: self.log.completed >= last or self._ended)
+                self._waits_since = None
+        waited_s = self._world.now() - began
+        yield from self._take(waited_s, None if delay is None else last)
+        if self._says_later:
+            self._says_later = False
+            with self._state:
+                said = self._to_say()
+            self._arrivals.announce(*said)
+
+    def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
+        with self._state:
+            self._state.wait_for(lambda: not self._folding)
+            self._taking = True
+            adopts = bool(self.log.adopt())
+            self.log.returned()  # by a reader that has not read to the end
+        if adopts and self.merge is not None:
+            self.merge.adopt()
+        while True:
+            with self._state:
+                if not self.log or (last is not None and self.log.taken >= last):
+                    self._taking = False
+                    return
+                taken = self.log.next()
+                self.log.taken += 1
+            yield taken.taken(self.merge, waited_s)
+            with self._state:
+                self.log.returned()
+            waited_s = 0.0
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Have nothing folded in this block."""
+        with self._state:
+            self._state.wait_for(lambda: not self._folding)
+            self._taking = True
+        try:
+            yield
+        finally:
+            with self._state:
+                self._taking = False
+
+    @property
+    def more(self) -> bool:
+        """Whether the log holds rounds that the program has not taken."""
+        return bool(self.log)
+
+    # --- presence --------------------------------------------------------------------------
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Be away for the length of the block: hold up nobody, whatever it waits for."""
+        with self._state:
+            leaves = self._presence == HERE
+            if leaves:
+                self._presence, self._stays = AWAY, False
+                self._away_since = self._world.now()
+                self._stir()
+                self._state.notify_all()
+        try:
+            yield
+        finally:
+            if leaves:
+                self._come_back()
+
+    def _come_back(self) -> None:
+        with self._state:
+            self._presence = HERE
+            self._state.notify_all()
+            self._away_since = None
+            told, self._told_away = self._told_away, False
+            self._steps = max(self._steps, self._started)
+            said = (self._arrivals.start, self._arrives() if told else 0)
+        self._arrivals.announce(*said)
+
+    def leave(self) -> Generator[Round, None, None]:
+        """Contribute nothing more; yield the rounds of the others until all have left."""
+        yield from self._served(LEFT)
+        self._join_backgrounds()
+
+    def settle(self) -> Generator[Round, None, None]:
+        """Pause together with everyone; yield the rounds until all have paused.
+
+        Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
+        follows, on every worker. After as many steps, an even lockstep is at the same round anyway.
+        """
+        if self._is_even:
+            yield from self._take(0.0)
+        else:
+            yield from self._served(PAUSED)
+
+    def resume(self) -> None:
+        """Go on after `settle`, once everyone has seen what it wanted to see."""
+        if self._is_even:
+            return
+        key = f"{self._place}/resume/{self.log.completed}"
+        if self._world.control.add(key, 1) == self._paused:
+            self._world.control.set(f"{key}/all", b"1")
+        self._world.control.wait(f"{key}/all")
+        with self._state:
+            self._presence = HERE
+            self._settled = self._overdue = False
+            self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
+            self.gave_s = self._world.now()
+            self._stir()
+
+    @property
+    def _is_even(self) -> bool:
+        return self._rules.lockstep and not self._rules.uneven
+
+    def stop(self) -> None:
+        """Leave without looking at the rounds: everyone raises the same error, and does so."""
+        for _ in self.leave():
+            pass
+
+    def _served(self, presence: int) -> Generator[Round, None, None]:
+        with self._state:
+            self._presence = presence
+            if self.piles.micro_batches:
+                self._write(self.piles.growing)  # from here on the program changes parameters
+            said = self._to_say()
+            self._state.notify_all()
+        self._arrivals.announce(*said)
+        done = False
+        while not done:
+            if self._rules.lockstep:
+                self._run_in_lockstep()
+            with self._state:
+                self._state.wait_for(lambda: bool(self.log) or self._is_over(presence))
+                done = self._is_over(presence)
+            yield from self._take(0.0)
+
+    def _is_over(self, presence: int) -> bool:
+        """Whoever has left for good serves on when the others pause."""
+        return self._ended or (self._settled and presence == PAUSED)
+
+    # --- checkpoints -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; after `settle`."""
+        pile = self.piles.growing.state_dict()
+        if pile["oldest_round"] is not None:
+            pile["oldest_round"] -= self.log.taken
+            pile["known_samples"] -= self.log.taken * pile["samples"]
+        return {
+            "round": self._offset + self.log.taken,
+            "behind": self._started - self._steps,
+            "pile": pile,
+            "rates": self._rates,
+            "chosen": self._quorum.needed if self._choose else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the rounds of a checkpoint; before the first contribution."""
+        with self._state:
+            if self._started or self.piles.micro_batches:
+                raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
+            self._offset = state["round"]
+            self._steps = -state["behind"]
+            self._rates = state["rates"]
+            if state["chosen"] is not None:
+                self._quorum = Quorum.of(state["chosen"], self._world.size)
+            self._arrivals.begin(self._first_start())
+            self.piles.growing.load_state_dict(state["pile"])

@@ -1,0 +1,79 @@
+"""What travels to whom in a round: here, the sum over all workers.
+
+A round is the buckets, in order. The header lies in the margin of the last one, so that it costs no
+message of its own. All buckets but the last may be launched while the backward pass still runs:
+
+    worker 0    backward ──b0────b1──┐ step: b2 + header, wait ─┐ update
+    worker 1    backward ────b0────b1┐ step: b2 + header, wait ─┐ update
+    worker 2    away: zeros,           b0, b1, b2 + header ─────┐ update
+
+If a gradient was changed after its bucket had been launched, the header says so, and all buckets go
+once more, on every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from offbeat.rounds.header import Header, Share, Shares
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.pile import Pile
+from offbeat.worlds.base import Channel, Work, World
+
+
+class Early(Protocol):
+    """Whoever launches buckets before their round: see overlap.py."""
+
+    def keep(self, pile: Pile, here: bool) -> bool:
+        """Make sure that the pile can be filled anew; say whether its buckets have changed."""
+
+    def restore(self, pile: Pile) -> None:
+        """Fill the pile anew."""
+
+    def finished(self) -> None:
+        """The round is over."""
+
+
+class SumOverAll:
+    """All-reduces of one layout's buckets, with a header."""
+
+    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
+        self._world = world
+        self._channel = channel
+        self._header = header
+        self._under_way: list[Work] = []
+        for bucket in layout.buckets:  # make the groups now, not in the first round
+            channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
+
+    @property
+    def launched(self) -> int:
+        """How many buckets of the next round are under way."""
+        return len(self._under_way)
+
+    def launch(self, pile: Pile, not_before: float | None = None) -> None:
+        """Send the next bucket of the next round on its way; never the last one."""
+        tensor = pile.flats.tensors[len(self._under_way)]
+        self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
+
+    def reduce(self, pile: Pile, share: Share, refill: Callable[[], Share]) -> Shares:
+        """Exchange a pile, of which some buckets may be under way; what everyone says of it.
+
+        `refill` fills the pile anew, if somebody's buckets have changed since they were launched.
+        """
+        shares = self._reduced(pile, share)
+        while shares.changed:
+            shares = self._reduced(pile, refill())
+        return shares
+
+    def _reduced(self, pile: Pile, share: Share) -> Shares:
+        pile.flats.write_margin(self._header.written(self._world.rank, share))
+        pile.blank = False
+        while len(self._under_way) < len(pile.flats.tensors):
+            self.launch(pile)
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            work.wait()
+        return self._header.read(pile.flats.read_margin())

@@ -1,0 +1,65 @@
+"""The log: rounds that have completed, until the program takes them, each once and in order.
+
+It must not grow with the time that a program is away. When it holds more than a few rounds, the
+background *folds* the oldest: applies them to something other than the parameters, which the
+program may be using (see merges/). What was folded the program adopts at its next step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from offbeat.rounds.pile import Pile, Piles
+from offbeat.rounds.round import Round
+
+MOST = 3
+"""Rounds that the log keeps before it is folded."""
+
+
+class Log:
+    """Completed rounds of one engine; all of it under the engine's lock."""
+
+    def __init__(self, piles: Piles) -> None:
+        self._piles = piles
+        self._rounds: deque[tuple[Round, Pile]] = deque()
+        self._lent: Pile | None = None
+        self.completed = 0
+        self.taken = 0
+        """Rounds that the program knows of: they are in its parameters."""
+        self.folded = 0
+        """Rounds after those that have been folded, and that the program has not adopted."""
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def append(self, round: Round, pile: Pile) -> None:
+        """A round has completed."""
+        self._rounds.append((round, pile))
+        self.completed += 1
+
+    def next(self) -> Round:
+        """Lend the oldest round; `returned` follows."""
+        oldest, self._lent = self._rounds.popleft()
+        return oldest
+
+    def returned(self) -> None:
+        """The round that was lent has been read."""
+        if self._lent is not None:
+            self._piles.give_back(self._lent)
+            self._lent = None
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the oldest round must be folded."""
+        return len(self._rounds) > MOST
+
+    @property
+    def oldest(self) -> Round:
+        """The next round to be lent."""
+        return self._rounds[0][0]
+
+    def adopt(self) -> int:
+        """The program takes over what was folded; how many rounds."""
+        folded, self.folded = self.folded, 0
+        self.taken += folded
+        return folded

@@ -1,0 +1,149 @@
+"""The learning rate belongs to the round: what param groups hold, agreed by those who contribute.
+
+Workers take different numbers of steps, and people step their schedulers in the loop. So every
+contribution carries what its worker's param groups hold, and a round is applied with one value on
+all replicas:
+
+    all contributors hold the same value    that value, to the bit
+    they differ                             the mean over the round's samples
+
+Both must come out of a *sum* over workers, which is what travels. A value goes along twice: its 64
+bits in pieces whose sums are exact, which gives it back if all are the same; and times samples.
+Whatever comes out, it is a function of sums that all workers hold, so replicas stay identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import pack, unpack
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+# What schedulers and people change. Other entries of param groups may be the optimizer's own count.
+NAMES = ("lr", "momentum", "betas", "weight_decay", "alpha", "dampening", "eps")
+_SCHEDULED = ("lr", "momentum", "betas")
+_PIECE = 12  # bits: sums of 4,096 workers' pieces are exact in float32
+_PIECES = range(0, 64, _PIECE)
+_SLOTS = len(_PIECES) + 3
+_TINY = 1e-37  # what float32 cannot tell from 0
+
+
+class Rates:
+    """The numbers in an optimizer's param groups that a round is applied with."""
+
+    def __init__(self, optimizer: Optimizer, scheduled: bool) -> None:
+        self._places: list[tuple[dict[str, Any], str, int | None]] = []
+        for group in optimizer.param_groups:
+            for name in NAMES:
+                if scheduled and name in _SCHEDULED:
+                    continue  # offbeat steps that scheduler by rounds: all hold the same
+                value = group.get(name)
+                if isinstance(value, tuple | list):
+                    self._places += [(group, name, index) for index in range(len(value))]
+                elif _is_number(value):
+                    self._places.append((group, name, None))
+        self._kept: list[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def values(self) -> list[float]:
+        """What the param groups hold now."""
+        return [
+            float(group[name] if index is None else group[name][index])
+            for group, name, index in self._places
+        ]
+
+    def put(self, agreed: Sequence[float]) -> None:
+        """Have a round's values in the param groups, until `put_back`."""
+        mine = self.values()
+        if list(agreed) != mine:
+            self._kept = mine
+            self._write(agreed)
+
+    def put_back(self) -> None:
+        """Have this worker's own values again."""
+        if self._kept is not None:
+            self._write(self._kept)
+            self._kept = None
+
+    def _write(self, values: Iterable[float]) -> None:
+        for (group, name, index), value in zip(self._places, values, strict=True):
+            if index is not None:
+                several = list(group[name])
+                several[index] = _like(several[index], value)
+                group[name] = type(group[name])(several)
+            else:
+                group[name] = _like(group[name], value)
+
+
+def room(values: int) -> int:
+    """How many numbers of a header so many values take."""
+    return values * _SLOTS
+
+
+def written(values: Sequence[float], samples: float) -> list[float]:
+    """One contributor's numbers; zeros, if it brings no samples."""
+    if not samples:
+        return [0.0] * room(len(values))
+    numbers: list[float] = []
+    for value in values:
+        (bits,) = unpack("<Q", pack("<d", value))
+        numbers += [float(bits >> low & (1 << _PIECE) - 1) for low in _PIECES]
+        numbers += in_parts(value * samples)
+    return numbers
+
+
+def read(numbers: Sequence[float], contributors: int, samples: float) -> tuple[float, ...]:
+    """What the sum of all contributors' numbers says.
+
+    >>> two = [sum(pair) for pair in zip(written([0.1], 3.0), written([0.1], 5.0))]
+    >>> read(two, contributors=2, samples=8.0)
+    (0.1,)
+    >>> two = [sum(pair) for pair in zip(written([0.1], 3.0), written([0.3], 1.0))]
+    >>> round(read(two, contributors=2, samples=4.0)[0], 12)
+    0.15
+    """
+    if not contributors or not samples:
+        return ()
+    values = []
+    for first in range(0, len(numbers), _SLOTS):
+        pieces = numbers[first : first + len(_PIECES)]
+        mean = sum(numbers[first + len(_PIECES) : first + _SLOTS]) / samples
+        bits = 0
+        for low, piece in zip(_PIECES, pieces, strict=True):
+            bits |= int(piece) // contributors << low
+        (value,) = unpack("<d", pack("<Q", bits & 2**64 - 1))
+        whole = all(piece % contributors == 0 for piece in pieces)
+        # The pieces of different values may add up to multiples, too, but to nothing near the mean,
+        # or to one that is as good. The mean itself is that of float32 sums over many workers.
+        same = whole and abs(value - mean) <= 1e-3 * abs(mean) + _TINY
+        values.append(value if same else mean)
+    return tuple(values)
+
+
+def in_parts(number: float) -> tuple[float, float, float]:
+    """Split a number into three that float32 holds, and whose sum is exactly it, or nearly."""
+    high = _float32(number)
+    middle = _float32(number - high)
+    return high, middle, _float32(number - high - middle)
+
+
+def _float32(number: float) -> float:
+    rounded: float = unpack("f", pack("f", number))[0]
+    return rounded
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _like(old: Any, value: float) -> Any:
+    """The value in the kind of number that was there."""
+    if isinstance(old, torch.Tensor):
+        return torch.full_like(old, value)
+    return type(old)(value) if not isinstance(old, int) or value == int(value) else value

@@ -1,0 +1,116 @@
+"""When does a round start? What must be there, and what counts as being there; all of it pure.
+
+Each worker adds its arrival to one counter of the control plane, which has a field for each kind:
+
+    ON_TIME   a candidate whose gradient is there
+    ABSENT    a candidate that will not come: it is away, or it has left
+    WANTED    somebody needs the round, though it is no candidate on time
+    DUE       a worker whose gradient would become too stale, and has been given
+
+A round starts when enough candidates are on time; or when no further one will come, and somebody
+needs the round. Nobody needs it while all are away: then rounds rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+_FIELD = 1 << 15  # room for so many workers
+ON_TIME, ABSENT, WANTED, DUE = 1, _FIELD, _FIELD**2, _FIELD**3
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a round starts, and what it takes; the same on every worker."""
+
+    quorum: str | int | float
+    lockstep: bool = False
+    """Everybody comes to every round, so nobody needs to tell the others: see bells.py."""
+    uneven: bool = False
+    """In lockstep: workers come to a round after different numbers of steps."""
+    max_staleness_rounds: int | None = None
+    lateness: Literal["version", "step"] = "version"
+    """A gradient is late if a round has started since its parameters; or if the round of the
+    worker's own step number has."""
+    divisor: Literal["samples", "workers", "moves"] = "samples"
+    at_boundary: bool = False
+    """Take a worker's pile only between two of its micro-batches."""
+    overdue_s: float | None = None
+    """A worker that has not given anything for so long is counted as there, and is not waited
+    for."""
+    least_samples: float = 0.0
+    """A round does not start with fewer, as long as everybody is here, and somebody can add."""
+    most_samples: float = inf
+    """With so many a round starts, whoever is there."""
+
+    def __post_init__(self) -> None:
+        if self.max_staleness_rounds is not None and self.max_staleness_rounds < 0:
+            raise ValueError(
+                f"max_staleness_rounds must be 0 or more, or None, got {self.max_staleness_rounds}"
+            )
+        if self.lockstep and self.quorum != "all":
+            raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the samples of all workers must be counted before a round."""
+        return self.least_samples > 0 or self.most_samples < inf
+
+    @property
+    def by_messenger(self) -> bool:
+        """Whether the program leaves telling the others to the messenger, and never waits."""
+        return self.at_boundary or self.bounded or self.overdue_s is not None
+
+    @property
+    def hints(self) -> bool:
+        """Whether the last one to come is told that it is."""
+        return self.at_boundary and not self.bounded
+
+
+@dataclass(frozen=True)
+class Start:
+    """What must be there for one round to start; the same on every worker."""
+
+    round: int
+    candidates: frozenset[int]
+    needed: int
+    due: frozenset[int]
+    least_samples: float
+
+    def met(self, arrived: int) -> bool:
+        """Say whether the round starts with such a counter."""
+        on_time, absent = arrived % ABSENT, arrived % WANTED // ABSENT
+        wanted, due = arrived % DUE // WANTED, arrived // DUE
+        return due == len(self.due) and (
+            on_time >= self.needed
+            or (on_time + absent == len(self.candidates) and on_time + wanted > 0)
+        )
+
+    def one_missing(self, arrived: int) -> bool:
+        """Say whether one more on time will do, whoever is away: it may come back."""
+        present = arrived - arrived % WANTED + arrived % ABSENT
+        return self.met(present + ON_TIME)
+
+    @property
+    def by_one_alone(self) -> bool:
+        """Whether any candidate's arrival starts the round: nothing needs to be counted."""
+        return self.needed == 1 and not self.due and not self.least_samples
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a round has shown of the workers and their gradients; the same on every worker."""
+
+    round: int
+    seconds: tuple[float, ...]
+    """By rank: how long its latest gradient took, 0 if it has not said so yet."""
+    samples: tuple[float, ...]
+    """Of those that contributed."""
+    squares: tuple[float, ...]
+    """Of those that contributed: the squared norm of what each brought."""
+    mean_square: float
+    """The squared norm of their mean."""
+    exchange_s: float = 0.0
+    """How long the exchange took, on the worker that needed the least."""

@@ -1,0 +1,81 @@
+"""The sockets behind our process groups, and why a forked child must not keep them.
+
+A worker's end is seen by its neighbour when the kernel closes its connections. A child that was
+forked meanwhile, a worker of a DataLoader say, has copies of them, and keeps them open until it
+ends itself. Gloo does not tell its sockets. So we look at which ones are there before and after it
+makes a group, and after a fork the child replaces its copies, and those of the job's store, by
+/dev/null: the numbers stay taken, so that nothing which believes to own one closes another's file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_Identity = tuple[int, int]
+_ours: dict[int, _Identity] = {}  # by file descriptor; those that have been closed since, too
+_store_ports: set[int] = set()
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """Note as ours the sockets that are opened in this block."""
+    before = _open_sockets()
+    try:
+        yield
+    finally:
+        after = _open_sockets()
+        for fd, identity in list(_ours.items()):
+            if after.get(fd) != identity:
+                _ours.pop(fd, None)
+        for fd, identity in after.items():
+            if before.get(fd) != identity:
+                _ours[fd] = identity
+                with suppress(OSError):
+                    os.set_inheritable(fd, False)  # nor should a program that is started have it
+
+
+def note_store(port: int) -> None:
+    """Note the port of the job's store: connections to it come and go, and some are torch's."""
+    _store_ports.add(port)
+
+
+def _open_sockets() -> dict[int, _Identity]:
+    found = {}
+    for name in Path("/dev/fd").iterdir() if Path("/dev/fd").exists() else ():
+        with suppress(OSError, ValueError):  # the one that lists them is closed by now
+            status = os.fstat(fd := int(name.name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[fd] = (status.st_dev, status.st_ino)
+    return found
+
+
+def _is_the_stores(fd: int) -> bool:
+    """Whether a socket leads to the job's store, or is the store's own."""
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        if copy.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        for ask in (copy.getsockname, copy.getpeername):
+            with suppress(OSError):
+                if ask()[1] in _store_ports:
+                    return True
+    return False
+
+
+def _let_go_in_child() -> None:
+    if not _ours:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd, identity in _open_sockets().items():
+        with suppress(OSError):
+            if _ours.get(fd) == identity or _is_the_stores(fd):
+                os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+    _ours.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

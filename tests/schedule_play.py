@@ -1,0 +1,314 @@
+"""A worker's program under a schedule: what it does, and what it sees; in either world."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from schedule_log import Gradient, Log, Outcome, Same, Starts, Stay
+from schedules import SILENT, Plan, Schedule
+
+import offbeat
+from offbeat.clusters import Cluster
+from offbeat.merges import Shift, Step
+from offbeat.rounds import Engine, Layout, Pile, Round
+from offbeat.rounds.start import Start
+from offbeat.worlds import World, enter_world
+
+ENDLESS = 3000  # rounds
+
+
+def play(schedule: Schedule) -> list[Outcome]:
+    """Run the protocol under a schedule, in virtual time; by engine."""
+    starts: list[Starts] = [defaultdict(list) for _ in schedule.plans]
+    cluster = Cluster.uniform(
+        schedule.workers,
+        latency_s=schedule.latency_s,
+        bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s,
+    )
+    results = offbeat.run(
+        lambda: live(enter_world(), schedule, starts), cluster, own_random_state=False
+    ).results
+    by_engine = zip(*results, strict=True)
+    return [Outcome(list(logs), seen) for logs, seen in zip(by_engine, starts, strict=True)]
+
+
+def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
+    """Do what a worker does under a schedule, in either world."""
+    rank = world.rank
+    members = [
+        Member(world, schedule, plan, seen)
+        for plan, seen in zip(schedule.plans, starts, strict=True)
+    ]
+    metric = world.channel("metric")
+    positions, stays = schedule.positions[rank], dict(schedule.stays[rank])
+
+    @contextmanager
+    def away(but: Member | None = None) -> Iterator[None]:
+        """From every engine, or from all but one."""
+        with ExitStack() as stack:
+            for member in members:
+                if member is not but:
+                    stack.enter_context(member.away())
+            yield
+
+    def between(step: int) -> None:
+        for event, position in zip(schedule.events, positions, strict=True):
+            if position != step:
+                continue
+            if event == "metric":
+                with away():
+                    total = torch.ones(1)
+                    metric.all_reduce(total).wait()
+                    assert total.item() == schedule.workers
+                continue
+            for member in members:
+                with away(but=member):
+                    member.settle()
+                member.engine.resume()
+        if step in stays:
+            with away():
+                world.sleep_until(world.now() + stays[step])
+
+    for step, seconds in enumerate(schedule.compute_s[rank]):
+        between(step)
+        versions = [member.engine.log.taken for member in members]
+        world.sleep_until(world.now() + seconds)
+        for member, version in zip(members, versions, strict=True):
+            with away(but=member):
+                member.step(step, version)
+    between(len(schedule.compute_s[rank]))
+    for member in members:
+        with away(but=member):
+            member.leave()
+    return [member.log for member in members]
+
+
+class Plain:
+    """A merge that costs nothing to run: w <- 0.9 w - mean."""
+
+    own = False
+    counts = True
+
+    def __init__(self, parameters: torch.Tensor) -> None:
+        self._parameters = parameters
+        self._shadow: torch.Tensor | None = None
+
+    @property
+    def state(self) -> torch.Tensor:
+        return self._parameters if self._shadow is None else self._shadow
+
+    def begin(self, round: Round) -> bool:
+        self.state.mul_(0.9).sub_(round.sum.views[0] / round.divisor)
+        return False
+
+    def end(self, round: Round) -> None: ...
+
+    def skip(self, round: Round) -> None: ...
+
+    def fold(self, round: Round) -> None:
+        if self._shadow is None:
+            self._shadow = self._parameters.clone()
+        self.begin(round)
+
+    def adopt(self) -> None:
+        if self._shadow is not None:
+            self._parameters.copy_(self._shadow)
+            self._shadow = None
+
+
+class Member:
+    """One worker's part in one engine."""
+
+    def __init__(self, world: World, schedule: Schedule, plan: Plan, starts: Starts) -> None:
+        class Watched(Engine):
+            def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
+                start = super()._start_of(round, active, due)
+                starts[round].append((active, start))
+                assert round < ENDLESS, "rounds without end"
+                return start
+
+        self._world = world
+        self._plan = plan
+        self._rank = world.rank
+        self._place = plan.places[world.rank]
+        self._samples = plan.samples[world.rank]
+        self._apply_s = schedule.apply_s[world.rank]
+        self._parameters = torch.nn.Parameter(torch.zeros(plan.numel, dtype=torch.float64))
+        self._own = self._parameters.detach()
+        layout = Layout(["gradient"], [self._parameters])
+        if plan.merge == "step":
+            self._optimizer = torch.optim.SGD([self._parameters], lr=0.1, momentum=0.9)
+        moves = plan.merge == "shift"
+        self.engine = Watched(world, "schedule", layout, plan.rules, rates=0 if moves else 4)
+        self.merge: Plain | Step | Shift
+        if plan.merge == "shift":
+            self.merge = Shift(layout, alone=world.size == 1)
+            self.engine.write = self.merge.give
+        elif plan.merge == "step":
+            self.merge = Step(self._optimizer, [self._parameters], None, scheduled=False)
+        else:
+            self.merge = Plain(self._own)
+        if isinstance(self.merge, Step):
+            assert len(self.merge.rates) == 4, "lr, momentum, weight decay, dampening"
+        self.engine.merge = self.merge
+        self.engine.fold = self._fold
+        self.log = Log()
+        self._applied_s = 0.0
+
+    # --- what the program does ---------------------------------------------------------------
+
+    def step(self, step: int, version: int) -> None:
+        samples, log = self._samples[step], self.log
+        if samples == SILENT:
+            gave = self.engine.gave_rounds
+            log.gradients.append(Gradient(version, None, self._world.now(), gave))
+            return
+        began_s, self._applied_s = self._world.now(), 0.0
+        self._contribute(step, samples, version)
+        log.waited_s += self._world.now() - began_s - self._applied_s
+
+    def _contribute(self, step: int, samples: int, version: int) -> None:
+        engine, plan = self.engine, self._plan
+        if isinstance(self.merge, Shift) and samples:
+            self.merge.moves()
+            self._own[self._place[step]] += 1
+        given = engine.gave_rounds
+        arrival = engine.contribute(
+            self._counting(samples) if plan.merge == "shift" else self._adding(step, samples),
+            arrive=engine.piles.micro_batches + 1 >= plan.ready,
+            delay=plan.delay,
+            rates=self._rates_of(step),
+            drop_late=plan.drop_late,
+        )
+        self.log.gradients.append(Gradient(version, arrival, self._world.now(), given))
+        if not plan.rules.at_boundary:
+            if step + 1 < len(self._samples) or not plan.hasty[self._rank]:
+                self._take(engine.results())
+            return
+        if plan.full is not None and engine.piles.micro_batches >= plan.full:
+            engine.await_call()
+        if engine.called:
+            if plan.merge == "shift":
+                self._take(engine.results(delay=0))
+            engine.hand_over()
+        if plan.at_once and engine.gave_rounds > given:
+            engine.arrive()
+        self._take(engine.results() if plan.waits else engine.results(delay=plan.delay))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        knowing, at_s = self._knowing, self._world.now()
+        with self.engine.away():
+            yield
+            until = self.engine.log.completed + 1
+        if not self.log.ended:
+            self.log.stays.append(Stay(knowing, until, at_s, "away"))
+
+    def settle(self) -> None:
+        knowing, at_s = self._knowing, self._world.now()
+        self._take(self.engine.settle())
+        self.log.paused_at.append(self._knowing)
+        self.log.stays.append(Stay(knowing, self._knowing, at_s, "paused"))
+
+    def leave(self) -> None:
+        log = self.log
+        log.stays.append(Stay(self._knowing, None, self._world.now(), "left"))
+        self._take(self.engine.leave())
+        if isinstance(self.merge, Shift):
+            self.merge.settled()
+        log.pending_samples = self.engine.piles.samples
+        log.ended = self.engine._ended and not self.engine.more
+        log.parameters = tuple(self._own.tolist())
+
+    @property
+    def _knowing(self) -> int:
+        return self.engine.log.taken
+
+    def _rates_of(self, step: int) -> tuple[float, ...]:
+        if self._plan.merge == "shift":
+            return ()
+        mine = 0.1 if self._plan.rates_alike else 0.1 / (1 + step + self._rank)
+        return mine, 0.9, 0.0, 0.0
+
+    # --- what comes of rounds ------------------------------------------------------------------
+
+    def _take(self, rounds: Iterable[Round]) -> None:
+        for each in rounds:
+            if each.samples and self.merge.begin(each):
+                self._optimizer.step()
+                self.merge.end(each)
+            self._note(each, folded=False)
+            if each.samples and self._apply_s:
+                self._world.sleep_until(self._world.now() + self._apply_s)
+                self._applied_s += self._apply_s
+                assert tuple(each.sum.views[0].tolist()) == self.log.rounds[-1].sum, "lent buffers"
+
+    def _fold(self, rounds: Iterable[Round]) -> None:
+        for each in rounds:
+            if each.samples:
+                self.merge.fold(each)
+            self._note(each, folded=True)
+
+    def _note(self, each: Round, folded: bool) -> None:
+        log = self.log
+        log.rounds.append(
+            Same(
+                each.round,
+                tuple(each.sum.views[0].tolist()),
+                each.samples_by_rank,
+                each.divisor,
+                each.staleness_rounds,
+                each.mean_staleness_rounds,
+                each.micro_batches,
+                each.rates,
+                tuple(self._replica.tolist()),
+            )
+        )
+        log.at_s.append(self._world.now())
+        log.ended_s.append(each.ended_s)
+        log.folded.append(folded)
+        log.most_buffers = max(log.most_buffers, self._buffers)
+
+    @property
+    def _replica(self) -> torch.Tensor:
+        if isinstance(self.merge, Plain):
+            return self.merge.state
+        if isinstance(self.merge, Shift):
+            return self.merge._base.views[0]
+        shadow = self.merge._shadow
+        return self._own if shadow is None else shadow._parameters[0]
+
+    @property
+    def _buffers(self) -> int:
+        """Gradient-sized ones that this engine keeps alive."""
+        engine = self.engine
+        log, piles = engine.log, engine.piles
+        kept = len(log._rounds) + (log._lent is not None) + (engine._given is not None)
+        kept += len(piles._spare) + (piles._growing is not None)
+        if isinstance(self.merge, Shift):
+            kept += 1 + len(self.merge._places) + len(self.merge._spare)
+            kept += self.merge._owed is not None
+        return kept
+
+    # --- what is contributed -------------------------------------------------------------------
+
+    def _adding(self, step: int, samples: int) -> Callable[[Pile], None]:
+        def add(pile: Pile) -> None:
+            [view] = pile.flats.views
+            if not pile.micro_batches:
+                view.zero_()
+            view[self._place[step]] += samples
+            self._count(pile, samples)
+
+        return add
+
+    def _counting(self, samples: int) -> Callable[[Pile], None]:
+        return lambda pile: self._count(pile, samples)
+
+    def _count(self, pile: Pile, samples: int) -> None:
+        pile.samples += samples
+        pile.micro_batches += 1
+        pile.used = [True]

@@ -1,0 +1,193 @@
+"""A worker that is away holds up nobody, loses nothing, and costs a constant amount of memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from nets import loss, net, parameters, same, sgd
+from test_contract import ALGORITHMS
+from torch import nn
+
+import offbeat
+from offbeat.clusters import Cluster
+from offbeat.rounds.log import MOST
+from offbeat.worlds import enter_world
+
+EIGHT = Cluster.parse("workers = 4\nspeed = [1.0, 1.0, 0.7, 0.5]\n[compute]\nstep_s = 1.0")
+NAMES = [name for name in ALGORITHMS if not name.startswith("eager-first")]
+
+
+def _sleep(seconds: float) -> None:
+    world = enter_world()
+    world.sleep_until(world.now() + seconds)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_others_train_on_while_one_is_away(name: str) -> None:
+    def worker() -> tuple[float, list[torch.Tensor], offbeat.Stats]:
+        torch.manual_seed(0)
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)) as dp:
+            for step in range(24):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                if (offbeat.rank(), step) == (0, 5):
+                    with dp.away():
+                        _sleep(1000.0)
+            ended = dp.seconds
+        return ended, parameters(model), dp.stats()
+
+    results = offbeat.run(worker, EIGHT).results
+    assert all(ended < 500 for ended, _, _ in results[1:])
+    for _, last, stats in results:
+        assert same(last, results[0][1])
+        assert stats.replicas_identical
+        assert stats.pending_samples == 0
+        assert stats.computed_samples == stats.applied_samples + stats.dropped_samples
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_collectives_of_the_programs_own_meet_after_any_number_of_steps(name: str) -> None:
+    def worker() -> tuple[list[float], list[torch.Tensor]]:
+        model, world, sums = net(), enter_world(), []
+        opt, metrics = sgd(model), world.channel("metrics")
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)):
+            for epoch in range(3):
+                for step in range(2 + 3 * offbeat.rank() - 2 * epoch * (offbeat.rank() > 1)):
+                    opt.zero_grad()
+                    loss(model, offbeat.rank(), step).backward()
+                    opt.step()
+                metric = torch.ones(1)
+                with world.elsewhere("the end of an epoch"):
+                    metrics.all_reduce(metric).wait()
+                sums.append(metric.item())
+        return sums, parameters(model)
+
+    results = offbeat.run(worker, EIGHT).results
+    assert all(sums == [4.0] * 3 for sums, _ in results)
+    assert all(same(last, results[0][1]) for _, last in results)
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+@pytest.mark.parametrize(
+    "algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo"), offbeat.ABSSGD()], ids=str
+)
+def test_the_log_stays_short_while_one_is_away(algorithm: Any, nonfinite: Any) -> None:
+    def worker() -> tuple[int, list[torch.Tensor]]:
+        model, longest = net(), 0
+        opt = torch.optim.Adam(model.parameters(), lr=0.01)
+        with offbeat.attach(model, opt, algorithm, nonfinite=nonfinite) as dp:
+            for step in range(40):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                if (offbeat.rank(), step) == (1, 20) and nonfinite == "skip":
+                    next(model.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+                opt.step()
+                if (offbeat.rank(), step) == (0, 3):
+                    with dp.away():
+                        while dp.seconds < 80:
+                            _sleep(0.25)
+                            longest = max(longest, len(dp._replica.engine.log))
+        return longest, parameters(model)
+
+    results = offbeat.run(worker, EIGHT).results
+    assert results[0][0] <= MOST + 1
+    assert all(same(last, results[0][1]) for _, last in results)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+def test_rounds_that_were_folded_leave_the_bits_of_rounds_that_were_applied(optimizer: str) -> None:
+    def worker() -> tuple[list[torch.Tensor], dict[str, Any]]:
+        model = net()
+        opt = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        with offbeat.attach(model, opt, offbeat.EagerSGD(1), scheduler=scheduler, clip_norm=0.5):
+            for step in range(30 if offbeat.rank() else 3):  # worker 0 computes for long
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+        return parameters(model), opt.state_dict()
+
+    cluster = Cluster.parse("workers = 3\nspeed = [0.05, 1.0, 1.0]\n[compute]\nstep_s = 1.0")
+    results = offbeat.run(worker, cluster).results
+    for last, state in results:
+        assert same(last, results[0][0])
+        assert state["param_groups"] == results[0][1]["param_groups"]
+        for number, mine in state["state"].items():
+            for name, value in mine.items():
+                assert torch.equal(torch.as_tensor(value), results[0][1]["state"][number][name])
+
+
+def test_away_is_refused_where_it_cannot_be() -> None:
+    model = net()
+    opt = sgd(model)
+    with offbeat.attach(model, opt) as dp:
+        hook = next(model.parameters()).register_hook(lambda _: dp.away().__enter__())
+        with pytest.raises(RuntimeError, match=r"dp.away\(\) inside backward\(\)"):
+            loss(model, 0, 0).backward()
+        hook.remove()
+        opt.zero_grad()
+        loss(model, 0, 0).backward()
+        with dp.away(), pytest.raises(RuntimeError, match=r"optimizer.step\(\) inside dp.away"):
+            opt.step()
+        opt.step()
+
+
+@pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_gradients_that_only_some_workers_change_are_averaged_as_they_are(
+    who: tuple[int, ...], micro_batches: int
+) -> None:
+    def worker(overlap: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm = offbeat.SyncSGD(micro_batches=micro_batches, overlap=overlap)
+        with offbeat.attach(model, opt, algorithm, bucket_bytes=64):
+            for step in range(7 - 3 * (offbeat.rank() == 2)):
+                opt.zero_grad()
+                x = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+                model(x + offbeat.rank()).square().mean().backward()
+                if offbeat.rank() in who and step % 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                opt.step()
+        return parameters(model)
+
+    early = offbeat.run(lambda: worker(True), Cluster.uniform(3)).results
+    late = offbeat.run(lambda: worker(False), Cluster.uniform(3)).results
+    for mine, theirs in zip(early, late, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_pending_gradient_keeps_its_learning_rate_in_a_checkpoint() -> None:
+    saved: dict[int, Any] = {}
+
+    def worker(resumes: bool) -> list[torch.Tensor]:
+        rank, model = offbeat.rank(), net()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        if resumes:
+            model.load_state_dict(saved[rank][1])
+        with offbeat.attach(model, opt, offbeat.SyncSGD(2)) as dp:
+            if resumes:
+                dp.load_state_dict(saved[rank][0])
+            for step in () if resumes else range(3):  # a micro-batch is left
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+            if not resumes:
+                saved[rank] = copy.deepcopy((dp.state_dict(), model.state_dict()))
+            for step in range(3, 5 if rank == 0 else 3):  # worker 1 brings only what is left
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+        return parameters(model)
+
+    whole = offbeat.run(lambda: worker(False), Cluster.uniform(2)).results
+    resumed = offbeat.run(lambda: worker(True), Cluster.uniform(2)).results
+    assert same(whole[0], resumed[0])
