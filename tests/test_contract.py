@@ -256,7 +256,6 @@ def _lose_one_with_each(names: list[str], workers: int, times: int) -> list[floa
 
 
 @pytest.mark.real
-@pytest.mark.skip(reason="with several buckets a survivor may stay in its collective: docs/log.md")
 @every_family
 def test_all_learn_of_a_lost_worker(family: str) -> None:
     names = [name for name in ALGORITHMS if _family(name) == family]

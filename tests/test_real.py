@@ -236,15 +236,17 @@ def test_a_stopped_worker_is_slow_not_lost() -> None:
 # --- beginning and ending ------------------------------------------------------------------
 
 
-def _twice() -> None:
-    """Attach twice in a row; then nothing of it is left."""
+def _again_and_again() -> None:
+    """Attach several times; then nothing of it is left."""
     before, sockets = sys.getswitchinterval(), []
-    for _ in range(2):
+    for _ in range(4):
         train(steps=2)
         assert threading.active_count() == 1, threading.enumerate()
         assert sys.getswitchinterval() == before
         sockets.append(_sockets())
-    assert sockets[1] <= sockets[0], sockets  # those of the job's own group and store
+    # Those of the job's own group and store: how many clients of the store were needed at once
+    # differs by one now and then. They are used again, none is left behind by each block.
+    assert sockets[3] < sockets[0] + 3, sockets
 
 
 def _sockets() -> int:
@@ -259,7 +261,7 @@ def _sockets() -> int:
 
 
 def test_nothing_is_left_when_the_block_has_ended() -> None:
-    processes(_twice, 2)
+    processes(_again_and_again, 2)
 
 
 def _never_closes() -> None:

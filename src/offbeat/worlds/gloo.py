@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from offbeat.errors import ClosedError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
-from offbeat.worlds.sockets import noting
+from offbeat.worlds.sockets import Sockets, cut, noting
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
@@ -50,6 +50,7 @@ class Groups:
         self.time_out = time_out
         self._world = world
         self._groups: dict[str, Any] = {}
+        self._sockets: Sockets = {}
         self._lock = threading.Lock()
         self._under_way: list[Work] = []
         self._waiting = 0
@@ -76,8 +77,11 @@ class Groups:
 
         def connect() -> None:
             try:
-                with self._world.clients.lent(back=device_type == "cpu") as client, noting():
-                    made.append(self._new_group(PrefixStore(where, client), device_type))
+                with self._world.clients.lent(back=device_type == "cpu") as client:
+                    with noting() as sockets:
+                        group = self._new_group(PrefixStore(where, client), device_type)
+                    self._sockets |= sockets
+                    made.append(group)
             except BaseException as error:
                 made.append(error)
             with self._world.connecting:
@@ -116,14 +120,17 @@ class Groups:
             if self._dropped:
                 self.drop()
 
+    def break_off(self) -> None:
+        """A worker is lost: end the connections, and with them what is under way."""
+        cut(self._sockets)
+        self.drop()
+
     def drop(self) -> None:
         """Close the connections: a collective under way would keep them open, so let go of all.
 
-        Of all at once. While a thread is blocked in one, its connections stay open, and on an open
-        connection Gloo reads nothing more behind a message whose receiver has gone, not even that
-        the connection has ended; and who waits for a message that was taken back waits for ever.
-        So then the blocked thread does this when it is through: that comes, since a collective that
-        all have joined completes, and one that a worker has not joined is broken by that worker.
+        Of all at once: on an open connection Gloo reads nothing more behind a message whose
+        receiver has gone, and who waits for a message that was taken back waits for ever. So if a
+        thread is blocked in one, it does this when it is through.
         """
         self._dropped = True
         with self._lock:
@@ -267,7 +274,7 @@ class Channel(base.Channel):
             raise self._world.verdict_on(error) from error
         try:
             self._world.check()
-        except BaseException:  # the groups were dropped, perhaps before this work was under way
-            self._groups.drop()
+        except BaseException:  # all was broken off, perhaps before this work was under way
+            self._groups.break_off()
             raise
         return work

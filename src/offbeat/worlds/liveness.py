@@ -8,8 +8,8 @@ receive ends in one of two ways:
     the connection breaks           it is gone: its rank goes into the store, first writer wins
 
 A second thread of every worker waits for that entry, the *verdict*. When it comes, the worker says
-goodbye to its predecessor, drops all its groups (which breaks the connections of those who are
-still blocked in a collective) and ends every wait for a key of its own. From then on each verb
+goodbye to its predecessor, cuts the connections of all its groups (which ends the collectives that
+it or others are blocked in) and ends every wait for a key of its own. From then on each verb
 raises `WorkerLostError` with the rank. Measured with 6 workers: all are told within 30 ms, all
 blocked collectives have ended within 60 ms.
 

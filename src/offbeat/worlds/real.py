@@ -147,7 +147,7 @@ class RealWorld(ThreadedWorld):
         if self._liveness is not None:
             self._liveness.say_goodbye()
         for groups in self._groups:
-            groups.drop()
+            groups.break_off()
         self.control.wake_all()
 
     def verdict_on(self, error: Exception) -> BaseException:

@@ -1,9 +1,12 @@
-"""The sockets behind our process groups, and why a forked child must not keep them.
+"""The sockets behind our process groups: how to cut them, and why a forked child must not keep them.
+
+Who is blocked in a collective that will never end comes out when its connections are cut. Dropping
+the group does not do it: a collective under way keeps the connections open, on both sides.
 
 A worker's end is seen by its neighbour when the kernel closes its connections. A child that was
 forked meanwhile, a worker of a DataLoader say, has copies of them, and keeps them open until it
 ends itself. Gloo does not tell its sockets. So we look at which ones are there before and after it
-makes a group, and after a fork the child replaces its copies, and those of the job's store, by
+makes a group. After a fork the child replaces its copies, and those of the job's store, by
 /dev/null: the numbers stay taken, so that nothing which believes to own one closes another's file.
 """
 
@@ -17,16 +20,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _Identity = tuple[int, int]
-_ours: dict[int, _Identity] = {}  # by file descriptor; those that have been closed since, too
+Sockets = dict[int, _Identity]
+"""By file descriptor. Numbers are used again, the identity is not."""
+_ours: Sockets = {}  # by file descriptor; those that have been closed since, too
 _store_ports: set[int] = set()
+_half_cut: list[socket.socket] = []  # copies, which keep the connections open: see `cut`
 
 
 @contextmanager
-def noting() -> Iterator[None]:
-    """Note as ours the sockets that are opened in this block."""
-    before = _open_sockets()
+def noting() -> Iterator[Sockets]:
+    """Note as ours the sockets that are opened in this block; they are in the result after it."""
+    while _half_cut:
+        _half_cut.pop().close()
+    before, new = _open_sockets(), Sockets()
     try:
-        yield
+        yield new
     finally:
         after = _open_sockets()
         for fd, identity in list(_ours.items()):
@@ -34,9 +42,29 @@ def noting() -> Iterator[None]:
                 _ours.pop(fd, None)
         for fd, identity in after.items():
             if before.get(fd) != identity:
-                _ours[fd] = identity
+                _ours[fd] = new[fd] = identity
                 with suppress(OSError):
                     os.set_inheritable(fd, False)  # nor should a program that is started have it
+
+
+def cut(sockets: Sockets) -> None:
+    """Have Gloo find connections ended; those that have been closed since are left out.
+
+    Only for reading, and the other side does not see it yet: when Gloo fails to *write*, it forgets
+    to tell whoever waits for that. Everybody is told of a loss, and cuts its own side.
+
+    Not the sockets that listen: Gloo takes their end for a fault of its own, and ends the process.
+    """
+    for fd, identity in sockets.items():
+        with suppress(OSError):
+            copy = socket.socket(fileno=os.dup(fd))
+            status = os.fstat(copy.fileno())
+            listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if (status.st_dev, status.st_ino) == identity and not listens:
+                copy.shutdown(socket.SHUT_RD)
+                _half_cut.append(copy)
+            else:
+                copy.close()
 
 
 def note_store(port: int) -> None:
@@ -44,7 +72,7 @@ def note_store(port: int) -> None:
     _store_ports.add(port)
 
 
-def _open_sockets() -> dict[int, _Identity]:
+def _open_sockets() -> Sockets:
     found = {}
     for name in Path("/dev/fd").iterdir() if Path("/dev/fd").exists() else ():
         with suppress(OSError, ValueError):  # the one that lists them is closed by now

@@ -77,9 +77,11 @@ class Clients:
         pool.give_back(self._clients)
 
     def forget(self) -> None:
-        """Let go of them: one may be in the middle of a call, and is not used again."""
-        self._clients.clear()
-        self._prefixed.clear()
+        """The same after a failure: one may be in the middle of a call, and is not used again."""
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        for thread in others:
+            self._clients.pop(thread or 0, None)
+        self.give_back()
 
 
 class Control(base.Control):
