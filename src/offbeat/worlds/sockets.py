@@ -1,4 +1,4 @@
-"""The sockets behind our process groups: how to cut them, and why a forked child must not keep them.
+"""The sockets behind our process groups: how they are cut, and why a forked child lets go of them.
 
 Who is blocked in a collective that will never end comes out when its connections are cut. Dropping
 the group does not do it: a collective under way keeps the connections open, on both sides.
