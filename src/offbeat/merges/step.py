@@ -102,8 +102,8 @@ class Step:
             return
         for mine, its in zip(self._parameters, shadow._parameters, strict=True):
             mine.copy_(its)
-            if its in shadow._optimizer.state:
-                self._optimizer.state[mine] = shadow._optimizer.state[its]
+            if its in shadow._optimizer.state:  # a checkpoint may refer to the dict that is there
+                self._optimizer.state[mine].update(shadow._optimizer.state[its])
         pairs = zip(self._optimizer.param_groups, shadow._optimizer.param_groups, strict=True)
         for group, shadows in pairs:  # what an optimizer counts there itself
             group.update({k: v for k, v in shadows.items() if k not in (*NAMES, "params")})

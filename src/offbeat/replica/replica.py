@@ -64,7 +64,9 @@ class Replica:
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
         self.shift: Shift | None = None
         self.engine: Engine
-        self._name = name
+        self.name = name
+        self.loads = 0
+        """Checkpoints that were loaded."""
         self._own = OwnStep(self.parameters, clip_norm)
         self._own_is_bad = False  # the latest own step was left out
         self._charged_samples = 0.0
@@ -91,7 +93,7 @@ class Replica:
         rates = 0 if moves else len(self.step_merge.rates)
         engine = Engine(
             self.world,
-            self._name,
+            self.name,
             self.layout,
             rules,
             notes=notes,
@@ -268,6 +270,7 @@ class Replica:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
+        self.loads += 1
         self.round, self.step = state["round"], state["step"]
         self.engine.load_state_dict(state["rounds"])
         self.memory = deepcopy(state["memory"])

@@ -154,6 +154,19 @@ class Piles:
         self.furnish(pile)
         return pile
 
+    def nothing(self) -> Pile:
+        """Hand out an empty one; what has grown stays."""
+        grown, self._growing = self._growing, None
+        pile = self.take()
+        self._growing = grown
+        return pile
+
+    def pass_by(self) -> None:
+        """A round has changed nothing: what has grown is no staler by it."""
+        if self._growing is not None and self._growing.oldest_round is not None:
+            self._growing.oldest_round += 1
+            self._growing.known_samples += self._growing.samples
+
     def furnish(self, pile: Pile) -> None:
         """Give a pile a buffer that was used before, if it has none yet."""
         if self.written_late and not pile.written and self._spare:
