@@ -62,19 +62,18 @@ class Applier:
     def fold(self, rounds: Iterator[Round]) -> None:
         """Apply rounds to something other than the parameters; in the background."""
         for each in self._algorithm.rounds(self._replica, self._replica.known(rounds)):
+            assert each.merge is not None
             if each.bad is not None:
-                self._not_finite(each, *each.bad)
+                self._not_finite(each, *each.bad, skip=each.merge.fold)
             elif each.samples:
-                assert each.merge is not None
                 each.merge.fold(each)
                 self._note(each)
             else:
                 self._passed_by()
 
     def may_fold(self, round: Round) -> bool:
-        """Say whether leaving a round out would neither raise nor touch the parameters."""
-        left_out = self._nonfinite == "skip" and self._replica.shift is None
-        return round.bad is None or left_out
+        """Say whether the program need not hear of a round: it would not raise."""
+        return round.bad is None or self._nonfinite == "skip"
 
     def _apply_rest(self) -> None:
         while self._next():
@@ -98,12 +97,12 @@ class Applier:
                 self._tell("wait", from_s=began, to_s=ended, round=number)
             if each is None:
                 return False
+            assert each.merge is not None
             if each.bad is not None:
-                self._not_finite(each, *each.bad)
+                self._not_finite(each, *each.bad, skip=each.merge.skip)
             elif not each.samples:  # nobody had data: nothing to apply
                 self._passed_by()
             else:
-                assert each.merge is not None
                 self._round = each
                 if each.merge.begin(each):
                     return True
@@ -129,7 +128,9 @@ class Applier:
     def _passed_by(self) -> None:
         self._replica.round_began = self._replica.world.now()
 
-    def _not_finite(self, bad: Round, rank: int, number: int) -> None:
+    def _not_finite(
+        self, bad: Round, rank: int, number: int, skip: Callable[[Round], None]
+    ) -> None:
         parameter, merge = self._replica.names[number], bad.merge
         assert merge is not None
         if self._nonfinite == "raise":
@@ -148,7 +149,7 @@ class Applier:
         self._replica.dropped_samples += mine
         if not merge.counts:  # own steps that are taken back
             self.stats.applied_samples -= mine
-        merge.skip(bad)
+        skip(bad)
         self._passed_by()
 
     def _tell_round(self, applied: Round) -> None:

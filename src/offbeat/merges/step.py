@@ -82,6 +82,8 @@ class Step:
 
     def fold(self, round: Round) -> None:
         """Step the shadow."""
+        if round.bad is not None:
+            return
         if self._shadow is None:
             optimizer = _shadow_of(self._optimizer)
             parameters = [each for group in optimizer.param_groups for each in group["params"]]

@@ -94,6 +94,7 @@ class Presence(Background):
     def _served(self, presence: int) -> Generator[Round, None, None]:
         with self._state:
             self._presence = presence
+            self._state.wait_for(lambda: not self._folding)  # which touches what is written
             if self.piles.micro_batches and not self._keeps_pile:
                 self._write(self.piles.growing)  # from here on the program changes parameters
             said = self._to_say()
