@@ -632,6 +632,36 @@ def test_two_models_can_be_attached_at_a_time() -> None:
     assert offbeat.run(worker, TWO).results == [(2, 2)] * 2
 
 
+# --- schedulers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["StepLR", "SequentialLR", "ChainedScheduler"])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo")], ids=str)
+def test_a_scheduler_that_is_handed_over_and_stepped_by_hand_is_refused(
+    algorithm: offbeat.Algorithm, steps: int, kind: str
+) -> None:
+    def worker() -> None:
+        model = net()
+        opt = sgd(model)
+        rates = torch.optim.lr_scheduler
+        parts: list[Any] = [rates.StepLR(opt, 3), rates.ExponentialLR(opt, 0.9)]
+        scheduler = {
+            "StepLR": lambda: parts[0],
+            "SequentialLR": lambda: rates.SequentialLR(opt, parts, milestones=[2]),
+            "ChainedScheduler": lambda: rates.ChainedScheduler(parts),
+        }[kind]()
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler):
+            for step in range(steps):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                scheduler.step()
+
+    with pytest.raises(RuntimeError, match=r"scheduler.step\(\) was called by hand"):
+        offbeat.run(worker, TWO)
+
+
 # --- checkpoints ---------------------------------------------------------------------------
 
 

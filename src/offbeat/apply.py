@@ -38,6 +38,7 @@ class Applier:
         self._optimizer = optimizer
         self._algorithm = algorithm
         self._scheduler = scheduler
+        self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
         self._nonfinite = nonfinite
         self._tell = tell
         self._rounds: Iterator[Round] = iter(())
@@ -45,6 +46,7 @@ class Applier:
 
     def begin(self, rounds: Iterator[Round]) -> bool:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
+        self._check_scheduler()
         self._rounds = rounds
         return self._next()
 
@@ -56,6 +58,7 @@ class Applier:
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
+        self._check_scheduler()
         self._rounds = rounds
         self._apply_rest()
 
@@ -124,6 +127,21 @@ class Applier:
         if self._scheduler is not None:
             for _ in range(applied.schedule_steps):
                 self._scheduler.step()
+            self._stepped = _counts(self._scheduler)
+
+    def _check_scheduler(self) -> None:
+        """Raise if the program steps the scheduler, too: at other moments on every worker."""
+        if self._scheduler is None:
+            return
+        with self._replica.engine.undisturbed():
+            counts = _counts(self._scheduler)
+            if self._stepped not in (None, counts):
+                raise RuntimeError(
+                    "scheduler.step() was called by hand, though attach(..., scheduler=scheduler) "
+                    "has it stepped once per applied round: remove that call; or do not hand the "
+                    "scheduler to attach(), and each round takes the rate that its workers hold"
+                )
+            self._stepped = counts
 
     def _passed_by(self) -> None:
         self._replica.round_began = self._replica.world.now()
@@ -173,3 +191,11 @@ class Applier:
         """Become what was saved."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(state)
+            self._stepped = None
+
+
+def _counts(scheduler: LRScheduler) -> tuple[int, ...]:
+    """How often a scheduler was stepped; those that a ChainedScheduler holds, one by one."""
+    if (parts := getattr(scheduler, "_schedulers", None)) is not None:
+        return tuple(count for part in parts for count in _counts(part))
+    return (scheduler.last_epoch,)
