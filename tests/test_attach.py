@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from nets import batch, close, loss, net, parameters, plain, same, sgd, train
-from torch import nn
+from torch import Tensor, nn
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -23,6 +23,7 @@ from offbeat.errors import (
     GradientError,
     NonFiniteGradientError,
 )
+from offbeat.worlds import enter_world
 
 TWO, THREE, FOUR = (Cluster.uniform(n) for n in (2, 3, 4))
 
@@ -660,6 +661,40 @@ def test_a_scheduler_that_is_handed_over_and_stepped_by_hand_is_refused(
 
     with pytest.raises(RuntimeError, match=r"scheduler.step\(\) was called by hand"):
         offbeat.run(worker, TWO)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo")], ids=str)
+def test_a_learning_rate_that_is_a_tensor_stays_the_same_tensor(
+    algorithm: offbeat.Algorithm, optimizer: str
+) -> None:
+    """Though workers hold different ones, and rounds are folded while worker 0 is away."""
+
+    def worker() -> tuple[list[Tensor], set[float]]:
+        rank, model, seen = offbeat.rank(), net(), set()
+        rate = torch.tensor(0.01 * (1 + rank))
+        opt = getattr(torch.optim, optimizer)(model.parameters(), lr=rate)
+        opt.register_step_post_hook(lambda *_: seen.add(round(float(rate), 4)))
+        with offbeat.attach(model, opt, algorithm) as dp:
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+                assert opt.param_groups[0]["lr"] is rate
+                assert float(rate) == pytest.approx(0.01 * (1 + rank))
+                if (rank, step) == (0, 2):
+                    with dp.away():
+                        while dp.seconds < 9:
+                            world = enter_world()
+                            world.sleep_until(world.now() + 0.1)
+                            assert float(rate) == pytest.approx(0.01)
+        assert opt.param_groups[0]["lr"] is rate
+        return parameters(model), seen
+
+    results = offbeat.run(worker, Cluster.uniform(2, step_s=1.0)).results
+    assert same(results[0][0], results[1][0])
+    if algorithm == offbeat.SyncSGD():
+        assert 0.015 in results[1][1]  # what a step of both is made with
 
 
 # --- checkpoints ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ class Step:
         shadow = self._shadow
         pairs = zip(self._optimizer.param_groups, shadow._optimizer.param_groups, strict=True)
         for group, shadows in pairs:
-            shadows.update({name: group[name] for name in NAMES if name in group})
+            shadows.update({name: _copied(group[name]) for name in NAMES if name in group})
         shadow.begin(round)
         shadow._optimizer.step()
         shadow.end(round)
@@ -153,7 +153,9 @@ def _shadow_of(optimizer: Optimizer) -> Optimizer:
             if each in optimizer.state:
                 state = optimizer.state[each]
                 shadow.state[own] = {name: _copied(value) for name, value in state.items()}
-        shadow.param_groups.append({**{k: copy(v) for k, v in group.items()}, "params": copies})
+        shadow.param_groups.append(
+            {**{k: _copied(v) for k, v in group.items() if k != "params"}, "params": copies}
+        )
     return shadow
 
 
