@@ -199,3 +199,16 @@ def test_a_mean_where_adaptive_batches_differ_is_over_all_samples() -> None:
         (loss(model, rank, step, size=size) * size / total).backward()
     for mine, parameter in zip(results[0][1], model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_looking_for_wrappers_costs_nothing_where_there_can_be_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass over all objects for every worker would make large virtual clusters slow."""
+
+    def refuses(*_: object) -> list[object]:
+        raise AssertionError("a pass over all objects")
+
+    monkeypatch.setattr("gc.get_referrers", refuses)
+    train(1)
+    offbeat.run(lambda: train(1), Cluster.uniform(2))
