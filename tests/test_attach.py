@@ -863,7 +863,7 @@ def test_a_sample_count_must_be_a_number_above_zero(value: Any) -> None:
     ("settings", "message"),
     [
         ({"clip_norm": 0.0}, "clip_norm must be a number above 0, got 0.0"),
-        ({"nonfinite": "ignore"}, 'nonfinite must be "raise" or "skip", got \'ignore\''),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of 'raise', 'skip', got 'ignore'"),
         ({"bucket_bytes": 0}, "bucket_bytes must be at least 1, got 0"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, nan
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -212,3 +212,24 @@ def test_looking_for_wrappers_costs_nothing_where_there_can_be_none(
     monkeypatch.setattr("gc.get_referrers", refuses)
     train(1)
     offbeat.run(lambda: train(1), Cluster.uniform(2))
+
+
+CHOICES = [
+    (kind, name)
+    for kind in vars(offbeat.algorithms).values()
+    if isinstance(kind, type) and issubclass(kind, offbeat.Algorithm)
+    for name, declared in get_type_hints(kind).items()
+    if get_origin(declared) is Literal
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES)
+def test_a_setting_that_is_none_of_the_known_ones_is_refused_alike(
+    kind: type[offbeat.Algorithm], name: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be one of .*, got 'another'"):
+        kind(**{name: "another"})
+
+
+def test_every_algorithm_with_such_settings_is_among_them() -> None:
+    assert {kind.__name__ for kind, _ in CHOICES} >= {"EagerSGD", "ABSSGD", "DropCompute"}

@@ -317,8 +317,8 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     ("settings", "message"),
     [
         ({"max_steps": 0}, "max_steps must be a whole number above 0, got 0"),
-        ({"fixed_point": "mean"}, "fixed_point must be samples or workers, got 'mean'"),
-        ({"delay": 2}, "delay must be 0 or 1, got 2"),
+        ({"fixed_point": "mean"}, "fixed_point must be one of 'samples', 'workers', got 'mean'"),
+        ({"delay": 2}, "delay must be one of 0, 1, got 2"),
         ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),
     ],
 )

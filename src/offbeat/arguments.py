@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from offbeat.algorithm import Algorithm
+from offbeat.algorithm import Algorithm, check_choice
 from offbeat.worlds.current import has_process_group
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -55,8 +55,7 @@ def check_arguments(
         raise ValueError("scheduler belongs to another optimizer than the one to attach")
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
         raise ValueError(f"clip_norm must be a number above 0, got {clip_norm}")
-    if nonfinite not in ("raise", "skip"):
-        raise ValueError(f'nonfinite must be "raise" or "skip", got {nonfinite!r}')
+    check_choice("nonfinite", nonfinite, ("raise", "skip"))
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
 

@@ -65,6 +65,11 @@ class Pile:
             self.bad_parameter = next(bad, None)
 
     @property
+    def batch_per_step(self) -> float:
+        """What moves weigh, for every sample to count the same: a move grows with its steps."""
+        return self.samples / self.micro_batches
+
+    @property
     def bad_slot(self) -> int:
         """What a header says of it: the bad parameter + 1, or 0."""
         return 0 if self.bad_parameter is None else self.bad_parameter + 1
