@@ -154,7 +154,9 @@ class Background(Service):
         return self._stays
 
     def _join_backgrounds(self) -> None:
-        if self._rules.lockstep and self._world.rank == 0:
-            self._bells.ring("end")
+        if self._rules.lockstep:
+            self._bells.want_nothing()
+            if self._world.rank == 0:
+                self._bells.ring("end")
         for activity in self._activities:
             activity.join()

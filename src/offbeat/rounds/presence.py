@@ -78,7 +78,11 @@ class Presence(Background):
         control, key = self._world.control, f"{self._place}/resume/{self.log.completed}"
         if control.add(key, 1) == self._paused:
             control.set(f"{key}/all", b"1")
+            if self._resumed:  # all have passed that, to come here
+                control.delete(self._resumed)
+                control.delete(f"{self._resumed}/all")
         control.wait(f"{key}/all")
+        self._resumed = key
         with self._state:
             self._presence = HERE
             self._settled = self._overdue = False

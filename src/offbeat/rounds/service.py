@@ -89,6 +89,7 @@ class Service:
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
         self._paused = 0
+        self._resumed = ""  # the key of the latest pause
         self._ended = False  # all have left
         self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = Quorum.of(rules.quorum, world.size)
