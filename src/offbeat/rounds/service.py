@@ -314,17 +314,22 @@ class Service:
             self.log.returned()  # by a reader that has not read to the end
         if adopts and self.merge is not None:
             self.merge.adopt()
-        while True:
-            with self._state:
-                if not self.log or (last is not None and self.log.taken >= last):
-                    self._taking = False
-                    return
-                taken = self.log.next()
-                self.log.taken += 1
-            yield taken.taken(self.merge, waited_s)
-            with self._state:
-                self.log.returned()
-            waited_s = 0.0
+        try:
+            while True:
+                with self._state:
+                    if not self.log or (last is not None and self.log.taken >= last):
+                        self._taking = False
+                        self._state.notify_all()
+                        return
+                    taken = self.log.next()
+                    self.log.taken += 1
+                    self._state.notify_all()
+                yield taken.taken(self.merge, waited_s)
+                with self._state:
+                    self.log.returned()
+                waited_s = 0.0
+        finally:  # not under lock: the reader may have let go of it, wherever that is noticed
+            self._taking = False
 
     def _to_fold(self) -> Iterator[Round]:
         while True:
