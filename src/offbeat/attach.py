@@ -225,7 +225,8 @@ class Attachment:
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
-        return self._stats.copy(dropped_samples=self._replica.dropped_samples)
+        share = self._replica.memory.get("dropped_share", 0.0)
+        return self._stats.copy(self._replica.dropped_samples, share)
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""

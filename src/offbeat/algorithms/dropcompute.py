@@ -12,7 +12,7 @@ robust distributed synchronous training via compute variance reduction", NeurIPS
 
 The check comes after a micro-batch, so each worker completes at least one. Micro-batches that were
 not begun stay in the loader: they are shifted to later rounds, not lost. What share of all planned
-ones that is, so far, is in `replica.memory["dropped_share"]`.
+ones that is, so far, is `dp.stats().dropped_share`.
 
 `threshold_s="auto"` measures for `window_rounds` rounds without dropping, has all workers share
 their times, and takes the threshold of the largest effective speed-up: micro-batches computed per
