@@ -82,11 +82,13 @@ class Replica:
         notes: int = 0,
         choose: Callable[[Measured], int] | None = None,
         moves: Callable[[Pile], float] | None = None,
+        early: bool = False,
     ) -> None:
         """Have rounds start by these rules, from now on.
 
         `notes` says how many numbers every worker tells the others in every round. With `moves`,
         rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each.
+        With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
         self.choose = choose
         self.gradients.weighs = rules.divisor == "samples"
@@ -101,7 +103,8 @@ class Replica:
             choose=choose,
             begin=False,
         )
-        engine.early = self.overlap if rules.lockstep and moves is None else None
+        self.overlap.on &= early
+        engine.early = self.overlap if self.overlap.on else None
         engine.merge = self.step_merge
         if moves is not None:
             self.shift = engine.merge = Shift(self.layout, alone=self.world.size == 1)
