@@ -23,6 +23,7 @@ from offbeat.errors import (
     GradientError,
     NonFiniteGradientError,
 )
+from offbeat.replica.devices import Devices
 from offbeat.worlds import enter_world
 
 TWO, THREE, FOUR = (Cluster.uniform(n) for n in (2, 3, 4))
@@ -631,6 +632,44 @@ def test_two_models_can_be_attached_at_a_time() -> None:
         return dp_1.round, dp_2.round
 
     assert offbeat.run(worker, TWO).results == [(2, 2)] * 2
+
+
+# --- accelerators --------------------------------------------------------------------------
+
+
+def test_a_worker_has_computed_when_its_device_has_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for an accelerator whose queued work takes 3 seconds more."""
+
+    def finish(_: Devices) -> None:
+        world = enter_world()
+        world.sleep_until(world.now() + 3.0)
+
+    monkeypatch.setattr(Devices, "finish", finish)
+    results = offbeat.run(lambda: train(2)[1], Cluster.uniform(2)).results
+    assert [stats.compute_s for stats in results] == [6.0, 6.0]
+
+
+def test_every_kind_of_accelerator_is_waited_for_and_the_cpu_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[str] = []
+
+    class Stream:
+        def __init__(self, device: object) -> None:
+            self.device = str(device)
+
+        def synchronize(self) -> None:
+            waited.append(self.device)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    devices = Devices([torch.zeros(1), torch.zeros(1)])
+    assert not devices._accelerators
+    devices._accelerators = [torch.device("cuda:1"), torch.device("mps")]
+    devices.finish()
+    assert waited == ["cuda:1", "mps"]
 
 
 # --- schedulers ----------------------------------------------------------------------------

@@ -29,12 +29,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
-from offbeat.alike import alike, average_buffers, named_parameters
+from offbeat.alike import alike, average_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
 from offbeat.errors import DetachedError, WorkerLeft
-from offbeat.replica import Replica, Stats, broadcast
+from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.worlds import World, enter_world, leave_world

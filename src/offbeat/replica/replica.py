@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.merges import OwnStep, Shift, Step
+from offbeat.replica.devices import Devices
 from offbeat.replica.gradients import Gradients
 from offbeat.replica.overlap import Overlap
 from offbeat.rounds import Arrival, Engine, Layout, Measured, Pile, Round, Rules
-from offbeat.worlds import Channel, World
+from offbeat.worlds import World
 
 
 class Replica:
@@ -55,6 +55,7 @@ class Replica:
         self.parameters = tuple(parameters)
         self.layout = Layout(names, parameters, bucket_bytes)
         self.gradients = Gradients(self.layout, alone=world.size == 1)
+        self.devices = Devices(self.parameters)
         self.overlap = Overlap(self)
         self.compute_began = world.now()
         self.round_began = world.now()
@@ -293,6 +294,7 @@ class Replica:
 
     def computed(self) -> float:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
+        self.devices.finish()
         self.world.sleep_until(self.compute_began + self.compute_s())
         self.step += 1
         self._charged_samples = self.gradients.declared_samples
@@ -339,13 +341,3 @@ class Replica:
     def _count(self, pile: Pile) -> None:
         pile.samples += self.samples
         pile.micro_batches += 1
-
-
-def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """Take over worker 0's values, whatever their type."""
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if tensor.numel():
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            channel.broadcast(flat, source=0).wait()
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

@@ -293,18 +293,7 @@ class Service:
             self._state.notify_all()
         self._arrivals.announce(*said)
 
-    # --- the log, which does not grow ----------------------------------------------------------
-
-    def _keep_short(self) -> None:
-        """Fold the oldest rounds of a log that the program does not take from."""
-        with self._state:
-            if self.fold is None or not self.log.too_long or self._taking or self._ended:
-                return
-            self._folding = True
-        self.fold(self._to_fold())
-        with self._state:
-            self._folding = False
-            self._state.notify_all()
+    # --- the log -------------------------------------------------------------------------------
 
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
@@ -330,17 +319,6 @@ class Service:
                 waited_s = 0.0
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
-
-    def _to_fold(self) -> Iterator[Round]:
-        while True:
-            with self._state:
-                if not self.log or not self.may_fold(self.log.oldest):
-                    return
-                oldest = self.log.next()
-                self.log.folded += 1
-            yield oldest.taken(self.merge)
-            with self._state:
-                self.log.returned()
 
 
 def _measured(completed: Round, pile: Pile) -> Measured:
