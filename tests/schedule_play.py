@@ -74,7 +74,7 @@ def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
 
     for step, seconds in enumerate(schedule.compute_s[rank]):
         between(step)
-        versions = [member.engine.log.taken for member in members]
+        versions = [member.engine.knows_rounds for member in members]
         world.sleep_until(world.now() + seconds)
         for member, version in zip(members, versions, strict=True):
             with away(but=member):
@@ -203,7 +203,7 @@ class Member:
         knowing, at_s = self._knowing, self._world.now()
         with self.engine.away():
             yield
-            until = self.engine.log.completed + 1
+            until = self.engine._offset + self.engine.log.completed + 1
         if not self.log.ended:
             self.log.stays.append(Stay(knowing, until, at_s, "away"))
 
@@ -225,7 +225,7 @@ class Member:
 
     @property
     def _knowing(self) -> int:
-        return self.engine.log.taken
+        return self.engine.knows_rounds
 
     def _rates_of(self, step: int) -> tuple[float, ...]:
         if self._plan.merge == "shift":

@@ -37,8 +37,7 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
     _every_worker_takes_every_round_once_in_order_and_alike(plan, logs)
     inside = _every_gradient_is_applied_once_or_dropped(plan, logs)
     _all_have_ended(logs)
-    if not plan.rules.lockstep:  # there, whoever likes may save its state, without the others
-        _all_pause_alike(logs)
+    _all_pause_alike(logs)
     _rates_are_agreed(plan, logs)
     _staleness_is_true_and_bounded(plan, logs, inside)
     _what_is_dropped_was_late_or_too_stale(plan, logs)

@@ -485,8 +485,8 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trigger": "never"}, r"trigger must be one of \('ready', .*\), got 'never'"),
-        ({"delay": 2}, r"delay must be one of \(0, 1\), got 2"),
+        ({"trigger": "never"}, "trigger must be one of 'ready', 'back_to_back', got 'never'"),
+        ({"delay": 2}, "delay must be one of 0, 1, got 2"),
         ({"max_micro_batches": 2.5}, "max_micro_batches must be a whole number above 0, got 2.5"),
         ({"max_wait_s": 0.0}, "max_wait_s must be above 0, got 0.0"),
         ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from nets import batch, close, loss, net, parameters, plain, same, sgd, train
-from torch import nn
+from torch import Tensor, nn
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -23,6 +23,8 @@ from offbeat.errors import (
     GradientError,
     NonFiniteGradientError,
 )
+from offbeat.replica.devices import Devices
+from offbeat.worlds import enter_world
 
 TWO, THREE, FOUR = (Cluster.uniform(n) for n in (2, 3, 4))
 
@@ -632,6 +634,108 @@ def test_two_models_can_be_attached_at_a_time() -> None:
     assert offbeat.run(worker, TWO).results == [(2, 2)] * 2
 
 
+# --- accelerators --------------------------------------------------------------------------
+
+
+def test_a_worker_has_computed_when_its_device_has_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for an accelerator whose queued work takes 3 seconds more."""
+
+    def finish(_: Devices) -> None:
+        world = enter_world()
+        world.sleep_until(world.now() + 3.0)
+
+    monkeypatch.setattr(Devices, "finish", finish)
+    results = offbeat.run(lambda: train(2)[1], Cluster.uniform(2)).results
+    assert [stats.compute_s for stats in results] == [6.0, 6.0]
+
+
+def test_every_kind_of_accelerator_is_waited_for_and_the_cpu_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[str] = []
+
+    class Stream:
+        def __init__(self, device: object) -> None:
+            self.device = str(device)
+
+        def synchronize(self) -> None:
+            waited.append(self.device)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    devices = Devices([torch.zeros(1), torch.zeros(1)])
+    assert not devices._accelerators
+    devices._accelerators = [torch.device("cuda:1"), torch.device("mps")]
+    devices.finish()
+    assert waited == ["cuda:1", "mps"]
+
+
+# --- schedulers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["StepLR", "SequentialLR", "ChainedScheduler"])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo")], ids=str)
+def test_a_scheduler_that_is_handed_over_and_stepped_by_hand_is_refused(
+    algorithm: offbeat.Algorithm, steps: int, kind: str
+) -> None:
+    def worker() -> None:
+        model = net()
+        opt = sgd(model)
+        rates = torch.optim.lr_scheduler
+        parts: list[Any] = [rates.StepLR(opt, 3), rates.ExponentialLR(opt, 0.9)]
+        scheduler = {
+            "StepLR": lambda: parts[0],
+            "SequentialLR": lambda: rates.SequentialLR(opt, parts, milestones=[2]),
+            "ChainedScheduler": lambda: rates.ChainedScheduler(parts),
+        }[kind]()
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler):
+            for step in range(steps):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                scheduler.step()
+
+    with pytest.raises(RuntimeError, match=r"scheduler.step\(\) was called by hand"):
+        offbeat.run(worker, TWO)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo")], ids=str)
+def test_a_learning_rate_that_is_a_tensor_stays_the_same_tensor(
+    algorithm: offbeat.Algorithm, optimizer: str
+) -> None:
+    """Though workers hold different ones, and rounds are folded while worker 0 is away."""
+
+    def worker() -> tuple[list[Tensor], set[float]]:
+        rank, model, seen = offbeat.rank(), net(), set()
+        rate = torch.tensor(0.01 * (1 + rank))
+        opt = getattr(torch.optim, optimizer)(model.parameters(), lr=rate)
+        opt.register_step_post_hook(lambda *_: seen.add(round(float(rate), 4)))
+        with offbeat.attach(model, opt, algorithm) as dp:
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+                assert opt.param_groups[0]["lr"] is rate
+                assert float(rate) == pytest.approx(0.01 * (1 + rank))
+                if (rank, step) == (0, 2):
+                    with dp.away():
+                        while dp.seconds < 9:
+                            world = enter_world()
+                            world.sleep_until(world.now() + 0.1)
+                            assert float(rate) == pytest.approx(0.01)
+        assert opt.param_groups[0]["lr"] is rate
+        return parameters(model), seen
+
+    results = offbeat.run(worker, Cluster.uniform(2, step_s=1.0)).results
+    assert same(results[0][0], results[1][0])
+    if algorithm == offbeat.SyncSGD():
+        assert 0.015 in results[1][1]  # what a step of both is made with
+
+
 # --- checkpoints ---------------------------------------------------------------------------
 
 
@@ -798,7 +902,7 @@ def test_a_sample_count_must_be_a_number_above_zero(value: Any) -> None:
     ("settings", "message"),
     [
         ({"clip_norm": 0.0}, "clip_norm must be a number above 0, got 0.0"),
-        ({"nonfinite": "ignore"}, 'nonfinite must be "raise" or "skip", got \'ignore\''),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of 'raise', 'skip', got 'ignore'"),
         ({"bucket_bytes": 0}, "bucket_bytes must be at least 1, got 0"),
     ],
 )

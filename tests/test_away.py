@@ -100,6 +100,40 @@ def test_the_log_stays_short_while_one_is_away(algorithm: Any, nonfinite: Any) -
     assert all(same(last, results[0][1]) for _, last in results)
 
 
+@pytest.mark.parametrize("overflows", [1, 0])
+@pytest.mark.parametrize("algorithm", [offbeat.LocalSGD(2), offbeat.WaitFreeLocalSGD()], ids=str)
+def test_the_log_stays_short_though_a_round_of_moves_is_left_out(
+    algorithm: Any, overflows: int
+) -> None:
+    """Worker 1's parameters overflow while worker 0 is away; or worker 0's own, before."""
+
+    def worker() -> tuple[int, list[torch.Tensor], offbeat.Stats]:
+        model, longest = net(), 0
+        opt = torch.optim.SGD(model.parameters(), lr=10.0)
+        with offbeat.attach(model, opt, algorithm, nonfinite="skip") as dp:
+            for step in range(40):
+                opt.zero_grad()
+                (loss(model, offbeat.rank(), step) / 1000).backward()
+                if (offbeat.rank(), step) == ((1, 20) if overflows else (0, 3)):
+                    next(model.parameters()).grad.fill_(1e38)  # type: ignore[union-attr]
+                opt.step()
+                if (offbeat.rank(), step) == (0, 3):
+                    with dp.away():
+                        while dp.seconds < 80:
+                            _sleep(0.25)
+                            longest = max(longest, len(dp._replica.engine.log))
+        return longest, parameters(model), dp.stats()
+
+    results = offbeat.run(worker, EIGHT).results
+    assert results[0][0] <= MOST + 1
+    for _, last, stats in results:
+        assert same(last, results[0][1])
+        assert all(each.isfinite().all() for each in last)
+        assert stats.skipped_rounds >= 1
+        assert stats.pending_samples == 0
+        assert sum(0 in one.ranks for one in stats.history) >= 3  # it takes part again
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
 def test_rounds_that_were_folded_leave_the_bits_of_rounds_that_were_applied(optimizer: str) -> None:
     def worker() -> tuple[list[torch.Tensor], dict[str, Any]]:

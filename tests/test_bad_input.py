@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, nan
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -199,3 +199,37 @@ def test_a_mean_where_adaptive_batches_differ_is_over_all_samples() -> None:
         (loss(model, rank, step, size=size) * size / total).backward()
     for mine, parameter in zip(results[0][1], model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_looking_for_wrappers_costs_nothing_where_there_can_be_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass over all objects for every worker would make large virtual clusters slow."""
+
+    def refuses(*_: object) -> list[object]:
+        raise AssertionError("a pass over all objects")
+
+    monkeypatch.setattr("gc.get_referrers", refuses)
+    train(1)
+    offbeat.run(lambda: train(1), Cluster.uniform(2))
+
+
+CHOICES = [
+    (kind, name)
+    for kind in vars(offbeat.algorithms).values()
+    if isinstance(kind, type) and issubclass(kind, offbeat.Algorithm)
+    for name, declared in get_type_hints(kind).items()
+    if get_origin(declared) is Literal
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES)
+def test_a_setting_that_is_none_of_the_known_ones_is_refused_alike(
+    kind: type[offbeat.Algorithm], name: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be one of .*, got 'another'"):
+        kind(**{name: "another"})
+
+
+def test_every_algorithm_with_such_settings_is_among_them() -> None:
+    assert {kind.__name__ for kind, _ in CHOICES} >= {"EagerSGD", "ABSSGD", "DropCompute"}

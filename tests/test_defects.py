@@ -504,6 +504,8 @@ def _wrapped(how: str) -> str:
             "itself": wrapped,
             "a part of it": nn.Sequential(wrapped, nn.Linear(3, 3)),
             "from within": wrapped.module,
+            "a part from within": wrapped.module[0],
+            "around its module": nn.Sequential(wrapped.module, nn.Linear(3, 3)),
         }[how]
     opt = sgd(attached)
     try:
@@ -521,6 +523,8 @@ def _wrapped(how: str) -> str:
         "itself",
         "a part of it",
         "from within",
+        "a part from within",
+        "around its module",
     ],
 )
 def test_a_model_that_ddp_reduces_is_refused(pools: Callable[[int], Pool], how: str) -> None:

@@ -260,7 +260,7 @@ def test_the_share_that_is_left_out_is_counted_and_a_rest_at_the_end_is_none() -
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
                 opt.step()
-        return dp.stats().rounds, dp._replica.memory["dropped_share"]
+        return dp.stats().rounds, dp.stats().dropped_share
 
     # Four and two micro-batches of four each, three times, and one of each in the end.
     cluster = Cluster.parse("workers = 2\nspeed = [1.0, 0.5]\n[compute]\nstep_s = 1.0")
@@ -422,7 +422,7 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
         ({"threshold_s": 0.0}, "threshold_s must be above 0, got 0.0: every worker completes"),
         ({"threshold_s": -1.0}, "threshold_s must be above 0, got -1.0"),
         ({"threshold_s": float("nan")}, "threshold_s must be above 0, got nan"),
-        ({"normalise": "mean"}, "normalise must be samples or constant, got 'mean'"),
+        ({"normalise": "mean"}, "normalise must be one of 'samples', 'constant', got 'mean'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -148,10 +148,10 @@ def test_a_run_with_late_workers_resumes_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"late": "forget"}, "late must be one of .* got 'forget'"),
-        ({"average": "median"}, "average must be one of"),
-        ({"lateness": "clock"}, "lateness must be one of"),
-        ({"delay": 2}, "delay must be one of"),
+        ({"late": "forget"}, "late must be one of 'accumulate', 'drop', got 'forget'"),
+        ({"average": "median"}, "average must be one of 'samples', 'workers', got 'median'"),
+        ({"lateness": "clock"}, "lateness must be one of 'version', 'step', got 'clock'"),
+        ({"delay": 2}, "delay must be one of 0, 1, got 2"),
         ({"delay": 1, "max_staleness_rounds": 0}, "no gradient is less than one round late"),
     ],
 )

@@ -155,7 +155,7 @@ def test_a_run_resumes_bit_for_bit(in_flight: Any) -> None:
     [
         ({"micro_batches": 0}, "micro_batches must be a whole number above 0, got 0"),
         ({"micro_batches": float("nan")}, "micro_batches must be a whole number above 0, got nan"),
-        ({"in_flight": "wait"}, "in_flight must be finish or bank, got 'wait'"),
+        ({"in_flight": "wait"}, "in_flight must be one of 'finish', 'bank', got 'wait'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -23,6 +24,7 @@ from offbeat.algorithms.msync import best_m, rounds_cost
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.rounds import Engine, Layout, Pile, Quorum, Rules
+from offbeat.rounds.log import MOST, MOST_TAKEN_FROM
 from offbeat.worlds import enter_world
 
 # --- the trigger ---------------------------------------------------------------------------
@@ -677,3 +679,66 @@ def test_the_optimum_of_these_tests_is_that_of_the_table(
 ) -> None:
     seconds = [tau(i) for i in range(1, 1001)]
     assert _optimal(seconds, noise=100.0) == pytest.approx(cost, abs=5e-5)
+
+
+# --- what is kept while a worker is away ---------------------------------------------------
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_who_asks_for_the_newest_round_keeps_only_a_few(says_so: bool) -> None:
+    def worker() -> tuple[int, list[int]]:
+        world, longest, seen = enter_world(), 0, []
+        with offbeat.partial_all_reduce("few", torch.ones(1), quorum="solo") as few:
+            for step in range(60):
+                if (world.rank, step) in ((0, 3), (0, 10)):
+                    with few.away() if says_so else nullcontext():
+                        for _ in range(20):
+                            world.sleep_until(world.now() + 1.0)
+                            longest = max(longest, len(few._partial.log))
+                world.sleep_until(world.now() + 1.0)
+                seen.append(few.reduce(torch.ones(1)).round)
+        return longest, seen
+
+    longest, seen = offbeat.run(worker, Cluster.uniform(3)).results[0]
+    assert longest <= MOST + 1
+    assert seen == sorted(set(seen))
+    assert seen[3] >= 20  # the newest one then
+
+
+def test_who_asks_for_every_round_gets_every_round() -> None:
+    def worker() -> list[int]:
+        world, seen = enter_world(), []
+        with offbeat.partial_all_reduce("all", torch.ones(1), quorum="solo") as opened:
+            for step in range(30):
+                world.sleep_until(world.now() + (20.0 if (world.rank, step) == (0, 3) else 1.0))
+                seen += [each.round for each in opened.rounds(torch.ones(1))]
+        return seen
+
+    for seen in offbeat.run(worker, Cluster.uniform(3)).results:
+        assert seen == list(range(len(seen)))
+
+
+def test_the_log_stays_short_though_a_worker_applies_rounds_slowly() -> None:
+    """The others wait for it in the end: it would never catch up."""
+
+    def worker() -> tuple[int, list[torch.Tensor]]:
+        model, world, longest = net(), enter_world(), 0
+        opt = sgd(model)
+
+        def slow(*_: object) -> None:
+            nonlocal longest
+            if world.rank == 0:
+                world.sleep_until(world.now() + 5.0)
+                longest = max(longest, len(dp._replica.engine.log))
+
+        opt.register_step_post_hook(slow)
+        with offbeat.attach(model, opt, offbeat.EagerSGD("solo")) as dp:
+            for step in range(10 if world.rank == 0 else 100):
+                opt.zero_grad()
+                loss(model, world.rank, step).backward()
+                opt.step()
+        return longest, list(model.parameters())
+
+    results = offbeat.run(worker, Cluster.uniform(3, step_s=1.0)).results
+    assert results[0][0] <= MOST_TAKEN_FROM
+    assert all(same(last, results[0][1]) for _, last in results)

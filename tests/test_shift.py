@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable
 from functools import partial
@@ -317,8 +316,8 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     ("settings", "message"),
     [
         ({"max_steps": 0}, "max_steps must be a whole number above 0, got 0"),
-        ({"fixed_point": "mean"}, "fixed_point must be samples or workers, got 'mean'"),
-        ({"delay": 2}, "delay must be 0 or 1, got 2"),
+        ({"fixed_point": "mean"}, "fixed_point must be one of 'samples', 'workers', got 'mean'"),
+        ({"delay": 2}, "delay must be one of 0, 1, got 2"),
         ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),
     ],
 )
@@ -346,39 +345,6 @@ def test_where_two_workers_with_unlike_data_settle(fixed_point: Any, settles: fl
     cluster = Cluster.parse("workers = 2\nspeed = [2.0, 1.0]\n[compute]\nstep_s = 1.0")
     for weight in offbeat.run(worker, cluster).results:
         assert weight == pytest.approx(settles, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "most"),
-    [(offbeat.SyncSGD(), 1), (offbeat.ABSSGD(), 2), (local(), 3)],
-    ids=["sync", "abs", "abs local"],
-)
-def test_how_many_gradients_are_kept_beyond_plain_training(
-    algorithm: offbeat.Algorithm, most: int
-) -> None:
-    numbers = 200_000  # too many for the short cuts that small models take
-
-    def worker() -> int:
-        model = torch.nn.Linear(numbers, 1, bias=False)
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        kept = 0
-        with offbeat.attach(model, opt, algorithm):
-            for _ in range(12):
-                opt.zero_grad()
-                model(torch.ones(numbers)).sum().backward()
-                opt.step()
-                if offbeat.rank() == 0:  # the fastest, which counts those of all
-                    kept = max(kept, sum(is_ours(each) for each in gc.get_objects()))
-        return kept
-
-    def is_ours(thing: object) -> bool:
-        made: list[Tensor] = vars(thing).get("tensors", []) if type(thing) is Flats else []
-        return any(tensor.numel() >= numbers for tensor in made)
-
-    gc.collect()  # those of the runs before
-    kept = max(offbeat.run(worker, SLOW_NETWORK).results)
-    assert kept <= most * SLOW_NETWORK.workers
-    assert kept > (most - 1) * SLOW_NETWORK.workers
 
 
 @pytest.mark.parametrize("leave", [True, False], ids=["leave", "pause"])

@@ -7,11 +7,17 @@ goes on, the parameters have been updated. A step that yields nothing leaves the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from offbeat.replica import Replica
 from offbeat.rounds import Round
+
+
+def check_choice(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise ValueError unless a setting has one of the values that are known."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 class Algorithm(ABC):
@@ -53,6 +59,12 @@ class Algorithm(ABC):
         the pause for a checkpoint.
         """
         return rounds
+
+    def check_choices(self) -> None:
+        """Raise ValueError if a setting that is declared as a Literal has another value."""
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
 
     def check_counts(self, *names: str) -> None:
         """Raise ValueError if one of these settings is no whole number above 0."""

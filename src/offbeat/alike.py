@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from ctypes import c_ubyte
 from hashlib import blake2b
 from typing import Any, Literal, cast
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.replica import broadcast
 from offbeat.worlds import Channel
 
 
@@ -22,6 +22,16 @@ def alike(channel: Channel, model: nn.Module) -> bool:
     for tensor, op in zip(marks, ("min", "max"), strict=True):
         channel.all_reduce(tensor, op=cast(Literal["min", "max"], op)).wait()
     return bool(marks[0] == marks[1])
+
+
+def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
+    """Take over worker 0's values, whatever their type."""
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.numel():
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            channel.broadcast(flat, source=0).wait()
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def average_buffers(channel: Channel, model: nn.Module) -> None:

@@ -38,6 +38,7 @@ class Applier:
         self._optimizer = optimizer
         self._algorithm = algorithm
         self._scheduler = scheduler
+        self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
         self._nonfinite = nonfinite
         self._tell = tell
         self._rounds: Iterator[Round] = iter(())
@@ -45,6 +46,7 @@ class Applier:
 
     def begin(self, rounds: Iterator[Round]) -> bool:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
+        self._check_scheduler()
         self._rounds = rounds
         return self._next()
 
@@ -56,25 +58,25 @@ class Applier:
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
+        self._check_scheduler()
         self._rounds = rounds
         self._apply_rest()
 
     def fold(self, rounds: Iterator[Round]) -> None:
         """Apply rounds to something other than the parameters; in the background."""
         for each in self._algorithm.rounds(self._replica, self._replica.known(rounds)):
+            assert each.merge is not None
             if each.bad is not None:
-                self._not_finite(each, *each.bad)
+                self._not_finite(each, *each.bad, skip=each.merge.fold)
             elif each.samples:
-                assert each.merge is not None
                 each.merge.fold(each)
                 self._note(each)
             else:
                 self._passed_by()
 
     def may_fold(self, round: Round) -> bool:
-        """Say whether leaving a round out would neither raise nor touch the parameters."""
-        left_out = self._nonfinite == "skip" and self._replica.shift is None
-        return round.bad is None or left_out
+        """Say whether the program need not hear of a round: it would not raise."""
+        return round.bad is None or self._nonfinite == "skip"
 
     def _apply_rest(self) -> None:
         while self._next():
@@ -98,12 +100,12 @@ class Applier:
                 self._tell("wait", from_s=began, to_s=ended, round=number)
             if each is None:
                 return False
+            assert each.merge is not None
             if each.bad is not None:
-                self._not_finite(each, *each.bad)
+                self._not_finite(each, *each.bad, skip=each.merge.skip)
             elif not each.samples:  # nobody had data: nothing to apply
                 self._passed_by()
             else:
-                assert each.merge is not None
                 self._round = each
                 if each.merge.begin(each):
                     return True
@@ -125,11 +127,28 @@ class Applier:
         if self._scheduler is not None:
             for _ in range(applied.schedule_steps):
                 self._scheduler.step()
+            self._stepped = _counts(self._scheduler)
+
+    def _check_scheduler(self) -> None:
+        """Raise if the program steps the scheduler, too: at other moments on every worker."""
+        if self._scheduler is None:
+            return
+        with self._replica.engine.undisturbed():
+            counts = _counts(self._scheduler)
+            if self._stepped not in (None, counts):
+                raise RuntimeError(
+                    "scheduler.step() was called by hand, though attach(..., scheduler=scheduler) "
+                    "has it stepped once per applied round: remove that call; or do not hand the "
+                    "scheduler to attach(), and each round takes the rate that its workers hold"
+                )
+            self._stepped = counts
 
     def _passed_by(self) -> None:
         self._replica.round_began = self._replica.world.now()
 
-    def _not_finite(self, bad: Round, rank: int, number: int) -> None:
+    def _not_finite(
+        self, bad: Round, rank: int, number: int, skip: Callable[[Round], None]
+    ) -> None:
         parameter, merge = self._replica.names[number], bad.merge
         assert merge is not None
         if self._nonfinite == "raise":
@@ -148,7 +167,7 @@ class Applier:
         self._replica.dropped_samples += mine
         if not merge.counts:  # own steps that are taken back
             self.stats.applied_samples -= mine
-        merge.skip(bad)
+        skip(bad)
         self._passed_by()
 
     def _tell_round(self, applied: Round) -> None:
@@ -172,3 +191,11 @@ class Applier:
         """Become what was saved."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(state)
+            self._stepped = None
+
+
+def _counts(scheduler: LRScheduler) -> tuple[int, ...]:
+    """How often a scheduler was stepped; those that a ChainedScheduler holds, one by one."""
+    if (parts := getattr(scheduler, "_schedulers", None)) is not None:
+        return tuple(count for part in parts for count in _counts(part))
+    return (scheduler.last_epoch,)

@@ -26,14 +26,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
-from offbeat.alike import alike, average_buffers, generators, named_parameters, set_generators
+from offbeat.alike import alike, average_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
 from offbeat.errors import DetachedError, WorkerLeft
-from offbeat.replica import Replica, Stats, broadcast
+from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.worlds import World, enter_world, leave_world
@@ -224,7 +225,8 @@ class Attachment:
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
-        return self._stats.copy(dropped_samples=self._replica.dropped_samples)
+        share = self._replica.memory.get("dropped_share", 0.0)
+        return self._stats.copy(self._replica.dropped_samples, share)
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
@@ -234,42 +236,23 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
 
-        Each worker saves its own. Call it between a step and the next backward; with rounds that
-        start by a quorum, on all workers: they first come to the same round.
+        Each worker saves its own, at the same place in the loop, between a step and the next
+        backward: all first come to the same round, and what they missed while they were away is
+        applied. So call it before the model's and the optimizer's `state_dict`.
         """
         if self._replica.overlap.launched:
             raise RuntimeError(
                 "state_dict() between backward and step, while gradients are being reduced: "
                 "call it after optimizer.step()"
             )
+        if self._is_away:
+            raise RuntimeError("state_dict() inside dp.away(): move it out, all workers wait in it")
         with self._others_away():
-            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.settle()))
-        state = {
-            "algorithm": repr(self.algorithm),
-            "world_size": self._world.size,
-            "rank": self._world.rank,
-            "replica": self._replica.state_dict(),
-            "scheduler": self._apply.state_dict(),
-            "generators": generators(),
-        }
-        self._replica.resume()
-        return state
+            return checkpoint.saved(self.algorithm, self._replica, self._apply)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict()` of the worker with this rank; before the first step."""
-        for what, mine in (
-            ("algorithm", repr(self.algorithm)),
-            ("world_size", self._world.size),
-            ("rank", self._world.rank),
-        ):
-            if state[what] != mine:
-                raise ValueError(
-                    f"this state was saved with {what} {state[what]}, but here it is {mine}: "
-                    "resume with the same set-up, each worker from its own state"
-                )
-        self._replica.load_state_dict(state["replica"])
-        self._apply.load_state_dict(state["scheduler"])
-        set_generators(state["generators"])
+        checkpoint.load(state, self.algorithm, self._replica, self._apply)
 
     def close(self) -> None:
         """Serve the others until all have left: the join. Then every replica is the same."""

@@ -66,9 +66,7 @@ class ABSSGD(Algorithm):
     }
 
     def __post_init__(self) -> None:
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        self.check_choices()
         if self.max_micro_batches is not None:
             self.check_counts("max_micro_batches")
         _check(
@@ -135,6 +133,3 @@ class Phase:
 def _check(holds: object, message: str) -> None:
     if not holds:
         raise ValueError(message)
-
-
-_KNOWN = {"trigger": ("ready", "back_to_back"), "delay": (0, 1)}

@@ -12,7 +12,7 @@ robust distributed synchronous training via compute variance reduction", NeurIPS
 
 The check comes after a micro-batch, so each worker completes at least one. Micro-batches that were
 not begun stay in the loader: they are shifted to later rounds, not lost. What share of all planned
-ones that is, so far, is in `replica.memory["dropped_share"]`.
+ones that is, so far, is `dp.stats().dropped_share`.
 
 `threshold_s="auto"` measures for `window_rounds` rounds without dropping, has all workers share
 their times, and takes the threshold of the largest effective speed-up: micro-batches computed per
@@ -59,6 +59,7 @@ class DropCompute(Algorithm):
     }
 
     def __post_init__(self) -> None:
+        self.check_choices()
         self.check_counts("micro_batches", "window_rounds")
         automatic = self.threshold_s == "auto"
         if not automatic and not isinstance(self.threshold_s, int | float):
@@ -68,8 +69,6 @@ class DropCompute(Algorithm):
                 f"threshold_s must be above 0, got {self.threshold_s}: every worker completes "
                 "at least one micro-batch in any case"
             )
-        if self.normalise not in ("samples", "constant"):
-            raise ValueError(f"normalise must be samples or constant, got {self.normalise!r}")
 
     def start(self, replica: Replica) -> None:
         automatic = self.threshold_s == "auto"

@@ -58,9 +58,7 @@ class EagerSGD(Algorithm):
     }
 
     def __post_init__(self) -> None:
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        self.check_choices()
         if self.max_staleness_rounds is not None and 0 <= self.max_staleness_rounds < self.delay:
             raise ValueError(f"with delay={self.delay} no gradient is less than one round late")
 
@@ -80,11 +78,3 @@ class EagerSGD(Algorithm):
     def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(delay=self.delay, drop_late=self.late == "drop")
         yield from replica.results()
-
-
-_KNOWN = {
-    "late": ("accumulate", "drop"),
-    "average": ("samples", "workers"),
-    "delay": (0, 1),
-    "lateness": ("version", "step"),
-}

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
-from offbeat.rounds import Pile, Round, Rules
+from offbeat.rounds import Round, Rules
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,10 @@ class LocalSGD(Algorithm):
         self.check_counts("steps")
 
     def start(self, replica: Replica) -> None:
-        replica.open(Rules("all", lockstep=True, divisor="moves"), moves=batch_per_step)
+        rules = Rules("all", lockstep=True, divisor="moves")
+        replica.open(rules, moves=lambda pile: pile.batch_per_step)
 
     def step(self, replica: Replica) -> Iterator[Round]:
         yield replica.own_step()
         replica.contribute(arrive=replica.piled + 1 >= self.steps)
         yield from replica.results()
-
-
-def batch_per_step(pile: Pile) -> float:
-    """What a worker's moves weigh: every sample counts the same then, however many steps."""
-    return pile.samples / pile.micro_batches

@@ -45,9 +45,8 @@ class NonblockingSGD(Algorithm):
     }
 
     def __post_init__(self) -> None:
+        self.check_choices()
         self.check_counts("micro_batches")
-        if self.in_flight not in ("finish", "bank"):
-            raise ValueError(f"in_flight must be finish or bank, got {self.in_flight!r}")
 
     def start(self, replica: Replica) -> None:
         banks = self.in_flight == "bank"

@@ -39,10 +39,10 @@ class SyncSGD(Algorithm):
         self.check_switches("overlap")
 
     def start(self, replica: Replica) -> None:
-        replica.open(Rules("all", lockstep=True))
+        replica.open(Rules("all", lockstep=True), early=self.overlap)
 
     def reduces_next(self, replica: Replica) -> bool:
-        return self.overlap and replica.piled + 1 == self.micro_batches
+        return replica.piled + 1 == self.micro_batches
 
     def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute(arrive=replica.piled + 1 >= self.micro_batches)

@@ -47,12 +47,9 @@ class WaitFreeLocalSGD(Algorithm):
     """A round does not start with fewer samples, of all workers together."""
 
     def __post_init__(self) -> None:
+        self.check_choices()
         if self.max_steps is not None:
             self.check_counts("max_steps")
-        if self.fixed_point not in ("samples", "workers"):
-            raise ValueError(f"fixed_point must be samples or workers, got {self.fixed_point!r}")
-        if self.delay not in (0, 1):
-            raise ValueError(f"delay must be 0 or 1, got {self.delay!r}")
         if not 0 <= self.min_batch < float("inf"):
             raise ValueError(f"min_batch must be 0 or more samples, got {self.min_batch}")
 
@@ -71,6 +68,4 @@ class WaitFreeLocalSGD(Algorithm):
         yield from replica.results(delay=self.delay)
 
     def _weight(self, pile: Pile) -> float:
-        if self.fixed_point == "workers":
-            return 1 / pile.micro_batches
-        return pile.samples / pile.micro_batches
+        return 1 / pile.micro_batches if self.fixed_point == "workers" else pile.batch_per_step

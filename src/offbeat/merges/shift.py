@@ -45,6 +45,7 @@ class Shift:
         self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
         self._spare: list[Flats] = []
         self._owed: Flats | None = None  # what folded rounds shift the parameters by
+        self._owes_numbers = False  # one of them took back moves that have left the numbers
         self._moved = False  # own steps since the latest place
         self._hidden: list[Tensor] = []  # one's own parameters, while the base is in their place
         self._base = Flats(layout)
@@ -69,6 +70,8 @@ class Shift:
         _copy(self._hidden or self._parameters, place.views)
         if self._owed is not None:
             _add(place.bodies, self._owed.bodies, 1.0)
+        if self._owes_numbers:
+            self._return_to_numbers(place.views)
         since = self._places[-1][1] if self._places else self._base
         for move, now, before in zip(into.bodies, place.bodies, since.bodies, strict=True):
             torch.sub(now, before, out=move).mul_(weight)
@@ -88,7 +91,7 @@ class Shift:
         self._take(round, None)
 
     def fold(self, round: Round) -> None:
-        """Move the base; the parameters are shifted when the program comes."""
+        """Move the base, or take back own moves; the parameters follow when the program comes."""
         if self._owed is None:
             self._owed = Flats(self._layout)
         self._take(round, self._owed)
@@ -97,10 +100,13 @@ class Shift:
     def adopt(self) -> None:
         """Shift the parameters by what was folded."""
         owed, self._owed = self._owed, None
+        returns, self._owes_numbers = self._owes_numbers, False
         if owed is None:
             return
         if self._moved or self._places:
             _add(self._parameters, owed.views, 1.0)
+            if returns:
+                self._return_to_numbers(self._parameters)
         else:
             _copy(self._base.views, self._parameters)
 
@@ -118,12 +124,18 @@ class Shift:
         if place is not None:
             for base, before in zip(self._base.bodies, place.bodies, strict=True):
                 torch.sub(base, before, out=before)
+                if round.bad is not None:
+                    before.nan_to_num_(0.0, 0.0, 0.0)
             self._shift(place, 1.0, owed)
             self._give_back(place)
         elif good:
             self._shift(round.sum, 1 / round.divisor, owed)
         if round.bad is not None:
-            self._return_to_numbers()
+            self._return_to_numbers(*(place.views for _, place in self._places))
+            if owed is None:
+                self._return_to_numbers(self._parameters)
+            else:
+                self._owes_numbers = True
         elif stays:  # at the new base, without rounding
             _copy(self._base.views, self._parameters)
 
@@ -175,9 +187,9 @@ class Shift:
         for _, place in self._places:
             _add(place.bodies, by.bodies, scale)
 
-    def _return_to_numbers(self) -> None:
+    def _return_to_numbers(self, *own: Sequence[Tensor]) -> None:
         """Whatever of one's own has left them goes back to the base."""
-        for mine in (self._parameters, *(place.views for _, place in self._places)):
+        for mine in own:
             for each, base in zip(mine, self._base.views, strict=True):
                 each.copy_(torch.where(each.isfinite(), each, base))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -82,6 +82,8 @@ class Step:
 
     def fold(self, round: Round) -> None:
         """Step the shadow."""
+        if round.bad is not None:
+            return
         if self._shadow is None:
             optimizer = _shadow_of(self._optimizer)
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -89,7 +91,7 @@ class Step:
         shadow = self._shadow
         pairs = zip(self._optimizer.param_groups, shadow._optimizer.param_groups, strict=True)
         for group, shadows in pairs:
-            shadows.update({name: group[name] for name in NAMES if name in group})
+            shadows.update({name: _copied(group[name]) for name in NAMES if name in group})
         shadow.begin(round)
         shadow._optimizer.step()
         shadow.end(round)
@@ -102,8 +104,8 @@ class Step:
             return
         for mine, its in zip(self._parameters, shadow._parameters, strict=True):
             mine.copy_(its)
-            if its in shadow._optimizer.state:
-                self._optimizer.state[mine] = shadow._optimizer.state[its]
+            if its in shadow._optimizer.state:  # a checkpoint may refer to the dict that is there
+                self._optimizer.state[mine].update(shadow._optimizer.state[its])
         pairs = zip(self._optimizer.param_groups, shadow._optimizer.param_groups, strict=True)
         for group, shadows in pairs:  # what an optimizer counts there itself
             group.update({k: v for k, v in shadows.items() if k not in (*NAMES, "params")})
@@ -151,7 +153,9 @@ def _shadow_of(optimizer: Optimizer) -> Optimizer:
             if each in optimizer.state:
                 state = optimizer.state[each]
                 shadow.state[own] = {name: _copied(value) for name, value in state.items()}
-        shadow.param_groups.append({**{k: copy(v) for k, v in group.items()}, "params": copies})
+        shadow.param_groups.append(
+            {**{k: _copied(v) for k, v in group.items() if k != "params"}, "params": copies}
+        )
     return shadow
 
 

@@ -1,6 +1,6 @@
 """One worker's replica, as an algorithm sees it."""
 
-from offbeat.replica.replica import Replica, broadcast
+from offbeat.replica.replica import Replica
 from offbeat.replica.stats import RoundStats, Stats
 
-__all__ = ["Replica", "RoundStats", "Stats", "broadcast"]
+__all__ = ["Replica", "RoundStats", "Stats"]

@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.merges import OwnStep, Shift, Step
+from offbeat.replica.devices import Devices
 from offbeat.replica.gradients import Gradients
 from offbeat.replica.overlap import Overlap
 from offbeat.rounds import Arrival, Engine, Layout, Measured, Pile, Round, Rules
-from offbeat.worlds import Channel, World
+from offbeat.worlds import World
 
 
 class Replica:
@@ -55,6 +55,7 @@ class Replica:
         self.parameters = tuple(parameters)
         self.layout = Layout(names, parameters, bucket_bytes)
         self.gradients = Gradients(self.layout, alone=world.size == 1)
+        self.devices = Devices(self.parameters)
         self.overlap = Overlap(self)
         self.compute_began = world.now()
         self.round_began = world.now()
@@ -64,7 +65,9 @@ class Replica:
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
         self.shift: Shift | None = None
         self.engine: Engine
-        self._name = name
+        self.name = name
+        self.loads = 0
+        """Checkpoints that were loaded."""
         self._own = OwnStep(self.parameters, clip_norm)
         self._own_is_bad = False  # the latest own step was left out
         self._charged_samples = 0.0
@@ -80,18 +83,20 @@ class Replica:
         notes: int = 0,
         choose: Callable[[Measured], int] | None = None,
         moves: Callable[[Pile], float] | None = None,
+        early: bool = False,
     ) -> None:
         """Have rounds start by these rules, from now on.
 
         `notes` says how many numbers every worker tells the others in every round. With `moves`,
         rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each.
+        With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
         self.choose = choose
         self.gradients.weighs = rules.divisor == "samples"
         rates = 0 if moves else len(self.step_merge.rates)
         engine = Engine(
             self.world,
-            self._name,
+            self.name,
             self.layout,
             rules,
             notes=notes,
@@ -99,7 +104,8 @@ class Replica:
             choose=choose,
             begin=False,
         )
-        engine.early = self.overlap if rules.lockstep and moves is None else None
+        self.overlap.on &= early
+        engine.early = self.overlap if self.overlap.on else None
         engine.merge = self.step_merge
         if moves is not None:
             self.shift = engine.merge = Shift(self.layout, alone=self.world.size == 1)
@@ -268,6 +274,7 @@ class Replica:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
+        self.loads += 1
         self.round, self.step = state["round"], state["step"]
         self.engine.load_state_dict(state["rounds"])
         self.memory = deepcopy(state["memory"])
@@ -287,6 +294,7 @@ class Replica:
 
     def computed(self) -> float:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
+        self.devices.finish()
         self.world.sleep_until(self.compute_began + self.compute_s())
         self.step += 1
         self._charged_samples = self.gradients.declared_samples
@@ -333,13 +341,3 @@ class Replica:
     def _count(self, pile: Pile) -> None:
         pile.samples += self.samples
         pile.micro_batches += 1
-
-
-def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """Take over worker 0's values, whatever their type."""
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if tensor.numel():
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            channel.broadcast(flat, source=0).wait()
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

@@ -38,6 +38,8 @@ class Stats:
     computed_samples: float = 0.0
     applied_samples: float = 0.0
     dropped_samples: float = 0.0
+    dropped_share: float = 0.0
+    """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)
     """How many rounds had which staleness."""
     replicas_identical: bool | None = None
@@ -54,11 +56,12 @@ class Stats:
         """What this worker has computed that no applied round holds yet."""
         return self.computed_samples - self.applied_samples - self.dropped_samples
 
-    def copy(self, dropped_samples: float) -> Stats:
+    def copy(self, dropped_samples: float, dropped_share: float) -> Stats:
         """Return these totals as they are now."""
         return replace(
             self,
             dropped_samples=dropped_samples,
+            dropped_share=dropped_share,
             staleness=Counter(self.staleness),
             history=self.history.copy(),
         )

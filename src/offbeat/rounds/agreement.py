@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from offbeat.errors import DisagreementError
 from offbeat.worlds.base import World
+
+_latest: WeakKeyDictionary[World, str] = WeakKeyDictionary()
+"""On worker 0: where each world has agreed last."""
 
 
 def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
@@ -19,8 +23,12 @@ def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
     control, key = world.control, f"agree/{name}"
     if world.rank == 0:
         control.set(f"{key}/0", json.dumps(mine).encode())
-        verdicts = (control.get(f"{key}/{rank}").decode() for rank in range(1, world.size))
-        control.set(f"{key}/verdict", next(filter(None, list(verdicts)), "").encode())
+        verdicts = [control.get(f"{key}/{rank}").decode() for rank in range(1, world.size)]
+        control.set(f"{key}/verdict", next(filter(None, verdicts), "").encode())
+        if before := _latest.get(world):  # all have passed that, to come here
+            for part in (*range(world.size), "verdict"):
+                control.delete(f"{before}/{part}")
+        _latest[world] = key
     else:
         theirs = json.loads(control.get(f"{key}/0"))
         difference = _difference(theirs, json.loads(json.dumps(mine)), world.rank)

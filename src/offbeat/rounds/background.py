@@ -8,7 +8,10 @@ away for less than a few milliseconds is nobody's business: it costs no message.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
+from offbeat.rounds.round import Round
 from offbeat.rounds.service import GRACE_S, Service
 
 PATIENCE_S = 2e-2
@@ -89,10 +92,19 @@ class Background(Service):
                     self._state.notify_all()
                     self._state.wait_for(self._may_give)
                     self._called = False
+            self._await_room()
             self._take_part(number)
             self._keep_short()
             if self._world.rank == number % self._world.size and number > 0:
                 self._arrivals.forget(number - 1)
+
+    def _await_room(self) -> None:
+        """Wait for a program that applies rounds more slowly than the others make them."""
+        if self.merge is not None:
+            with self._state:
+                self._state.wait_for(
+                    lambda: not (self._taking and self.log.full) or self._presence == AWAY
+                )
 
     def _told_to_be_last(self) -> None:
         with self._state:
@@ -153,8 +165,34 @@ class Background(Service):
             self._stays = self._presence == AWAY
         return self._stays
 
+    # --- a log that does not grow --------------------------------------------------------------
+
+    def _keep_short(self) -> None:
+        """Fold the oldest rounds of a log that the program does not take from."""
+        with self._state:
+            if self.fold is None or not self.log.too_long or self._taking or self._ended:
+                return
+            self._folding = True
+        self.fold(self._to_fold())
+        with self._state:
+            self._folding = False
+            self._state.notify_all()
+
+    def _to_fold(self) -> Iterator[Round]:
+        while True:
+            with self._state:
+                if not self.log or not self.may_fold(self.log.oldest):
+                    return
+                oldest = self.log.next()
+                self.log.folded += 1
+            yield oldest.taken(self.merge)
+            with self._state:
+                self.log.returned()
+
     def _join_backgrounds(self) -> None:
-        if self._rules.lockstep and self._world.rank == 0:
-            self._bells.ring("end")
+        if self._rules.lockstep:
+            self._bells.want_nothing()
+            if self._world.rank == 0:
+                self._bells.ring("end")
         for activity in self._activities:
             activity.join()

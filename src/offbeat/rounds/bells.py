@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from offbeat.worlds.base import World
 
-_KEPT = 4096  # bells that somebody may not have heard yet
+_BLOCK = 32  # bells that are forgotten together, once all have heard them
 
 
 class Bells:
@@ -23,6 +23,7 @@ class Bells:
     def __init__(self, world: World, place: str) -> None:
         self._control = world.control
         self._rank = world.rank
+        self._size = world.size
         self._place = place
         self._heard = 0
         self._asked: int | None = None
@@ -31,22 +32,34 @@ class Bells:
         """Tell everyone, this worker included."""
         number = self._control.add(f"{self._place}/bells", 1) - 1
         self._control.set(self._key(number), f"{why} {round} {self._rank}".encode())
-        if number >= _KEPT:
-            self._control.delete(self._key(number - _KEPT))
 
     def want(self, round: int) -> None:
         """Ring for that round, if nobody has done so yet."""
         if self._control.add(f"{self._place}/wanted/{round}", 1) == 1:
             self.ring("wanted", round)
-            if self._asked is not None:
-                self._control.delete(f"{self._place}/wanted/{self._asked}")
+            self.want_nothing()
             self._asked = round
+
+    def want_nothing(self) -> None:
+        """Forget the last round that this worker was the first to ring for: it is over."""
+        if self._asked is not None:
+            self._control.delete(f"{self._place}/wanted/{self._asked}")
+            self._asked = None
 
     def hear(self) -> tuple[str, int, int]:
         """Block until the next bell: why, for which round, and who rang."""
         why, number, rank = self._control.get(self._key(self._heard)).decode().split()
         self._heard += 1
+        if self._heard % _BLOCK == 0:
+            self._forget(self._heard - _BLOCK)
         return why, int(number), int(rank)
+
+    def _forget(self, first: int) -> None:
+        """This worker has heard a block of bells; the last to do so deletes it."""
+        counter = f"{self._place}/heard/{first}"
+        if self._control.add(counter, 1) == self._size:
+            for key in (counter, *map(self._key, range(first, first + _BLOCK))):
+                self._control.delete(key)
 
     def _key(self, number: int) -> str:
         return f"{self._place}/bell/{number}"

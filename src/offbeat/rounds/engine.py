@@ -29,8 +29,8 @@ when the program hands it over, or waits. The program need not wait: it hands ov
 In lockstep there is nothing to wait for but the exchange, so the program itself runs the round, and
 the background only where the program is away (bells.py).
 
-This file is longer than others: what a program and its backgrounds share, under one lock, is easier
-to get right in one place. background.py is the other half: what the backgrounds do.
+This file is what a program does in its loop. presence.py is what it does elsewhere, background.py
+what its backgrounds do, service.py what they all share, under one lock.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
 from offbeat.errors import ClosedError
 from offbeat.rounds.agreement import agree
-from offbeat.rounds.background import Background
-from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
+from offbeat.rounds.header import HERE, LEFT, PAUSED
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.pile import Pile
+from offbeat.rounds.presence import Presence
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Rules
@@ -54,7 +54,7 @@ from offbeat.worlds.base import World
 Arrival = Literal["on time", "late", "dropped"]
 
 
-class Engine(Background):
+class Engine(Presence):
     """The rounds of one layout, from the first to the last, as a worker's program sees them."""
 
     def __init__(
@@ -164,6 +164,11 @@ class Engine(Background):
         return self._offset + self._started
 
     @property
+    def knows_rounds(self) -> int:
+        """Rounds that the program knows of, those before a checkpoint included."""
+        return self._offset + self.log.taken
+
+    @property
     def called(self) -> bool:
         """Whether a round has started and waits for this worker to hand over its pile."""
         with self._state:
@@ -233,26 +238,6 @@ class Engine(Background):
                 said = self._to_say()
             self._arrivals.announce(*said)
 
-    def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
-        with self._state:
-            self._state.wait_for(lambda: not self._folding)
-            self._taking = True
-            adopts = bool(self.log.adopt())
-            self.log.returned()  # by a reader that has not read to the end
-        if adopts and self.merge is not None:
-            self.merge.adopt()
-        while True:
-            with self._state:
-                if not self.log or (last is not None and self.log.taken >= last):
-                    self._taking = False
-                    return
-                taken = self.log.next()
-                self.log.taken += 1
-            yield taken.taken(self.merge, waited_s)
-            with self._state:
-                self.log.returned()
-            waited_s = 0.0
-
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Have nothing folded in this block."""
@@ -269,121 +254,3 @@ class Engine(Background):
     def more(self) -> bool:
         """Whether the log holds rounds that the program has not taken."""
         return bool(self.log)
-
-    # --- presence --------------------------------------------------------------------------
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Be away for the length of the block: hold up nobody, whatever it waits for."""
-        with self._state:
-            leaves = self._presence == HERE
-            if leaves:
-                self._presence, self._stays = AWAY, False
-                self._away_since = self._world.now()
-                self._stir()
-                self._state.notify_all()
-        try:
-            yield
-        finally:
-            if leaves:
-                self._come_back()
-
-    def _come_back(self) -> None:
-        with self._state:
-            self._presence = HERE
-            self._state.notify_all()
-            self._away_since = None
-            told, self._told_away = self._told_away, False
-            self._steps = max(self._steps, self._started)
-            said = (self._arrivals.start, self._arrives() if told else 0)
-        self._arrivals.announce(*said)
-
-    def leave(self) -> Generator[Round, None, None]:
-        """Contribute nothing more; yield the rounds of the others until all have left."""
-        yield from self._served(LEFT)
-        self._join_backgrounds()
-
-    def settle(self) -> Generator[Round, None, None]:
-        """Pause together with everyone; yield the rounds until all have paused.
-
-        Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
-        follows, on every worker. After as many steps, an even lockstep is at the same round anyway.
-        """
-        if self._is_even:
-            yield from self._take(0.0)
-        else:
-            yield from self._served(PAUSED)
-
-    def resume(self) -> None:
-        """Go on after `settle`, once everyone has seen what it wanted to see."""
-        if self._is_even:
-            return
-        key = f"{self._place}/resume/{self.log.completed}"
-        if self._world.control.add(key, 1) == self._paused:
-            self._world.control.set(f"{key}/all", b"1")
-        self._world.control.wait(f"{key}/all")
-        with self._state:
-            self._presence = HERE
-            self._settled = self._overdue = False
-            self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
-            self.gave_s = self._world.now()
-            self._stir()
-
-    @property
-    def _is_even(self) -> bool:
-        return self._rules.lockstep and not self._rules.uneven
-
-    def stop(self) -> None:
-        """Leave without looking at the rounds: everyone raises the same error, and does so."""
-        for _ in self.leave():
-            pass
-
-    def _served(self, presence: int) -> Generator[Round, None, None]:
-        with self._state:
-            self._presence = presence
-            if self.piles.micro_batches:
-                self._write(self.piles.growing)  # from here on the program changes parameters
-            said = self._to_say()
-            self._state.notify_all()
-        self._arrivals.announce(*said)
-        done = False
-        while not done:
-            if self._rules.lockstep:
-                self._run_in_lockstep()
-            with self._state:
-                self._state.wait_for(lambda: bool(self.log) or self._is_over(presence))
-                done = self._is_over(presence)
-            yield from self._take(0.0)
-
-    def _is_over(self, presence: int) -> bool:
-        """Whoever has left for good serves on when the others pause."""
-        return self._ended or (self._settled and presence == PAUSED)
-
-    # --- checkpoints -----------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold; after `settle`."""
-        pile = self.piles.growing.state_dict()
-        if pile["oldest_round"] is not None:
-            pile["oldest_round"] -= self.log.taken
-            pile["known_samples"] -= self.log.taken * pile["samples"]
-        return {
-            "round": self._offset + self.log.taken,
-            "behind": self._started - self._steps,
-            "pile": pile,
-            "rates": self._rates,
-            "chosen": self._quorum.needed if self._choose else None,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the rounds of a checkpoint; before the first contribution."""
-        with self._state:
-            if self._started or self.piles.micro_batches:
-                raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
-            self._offset = state["round"]
-            self._steps = -state["behind"]
-            self._rates = state["rates"]
-            if state["chosen"] is not None:
-                self._quorum = Quorum.of(state["chosen"], self._world.size)
-            self._arrivals.begin(self._first_start())
-            self.piles.growing.load_state_dict(state["pile"])

@@ -5,7 +5,9 @@ message of its own. All buckets but the last may be launched while the backward 
 
     worker 0    backward ──b0────b1──┐ step: b2 + header, wait ─┐ update
     worker 1    backward ────b0────b1┐ step: b2 + header, wait ─┐ update
-    worker 2    away: zeros,           b0, b1, b2 + header ─────┐ update
+    worker 2    away: its background   b0, b1, b2 + header ─────┐ update later
+
+Who is away gives what its pile holds; zeros, if that is nothing.
 
 If a gradient was changed after its bucket had been launched, the header says so, and all buckets go
 once more, on every worker.

@@ -16,6 +16,10 @@ MOST = 3
 """Rounds that the log keeps before it is folded."""
 
 
+MOST_TAKEN_FROM = 8
+"""Rounds that it keeps while the program applies some, and nothing is folded."""
+
+
 class Log:
     """Completed rounds of one engine; all of it under the engine's lock."""
 
@@ -37,6 +41,11 @@ class Log:
         self._rounds.append((round, pile))
         self.completed += 1
 
+    def pass_by(self) -> None:
+        """A round has completed that nobody needs to know of."""
+        self.completed += 1
+        self.taken += 1
+
     def next(self) -> Round:
         """Lend the oldest round; `returned` follows."""
         oldest, self._lent = self._rounds.popleft()
@@ -52,6 +61,11 @@ class Log:
     def too_long(self) -> bool:
         """Whether the oldest round must be folded."""
         return len(self._rounds) > MOST
+
+    @property
+    def full(self) -> bool:
+        """Whether the program must apply a round before there is room for another."""
+        return len(self._rounds) >= MOST_TAKEN_FROM
 
     @property
     def oldest(self) -> Round:

@@ -65,6 +65,11 @@ class Pile:
             self.bad_parameter = next(bad, None)
 
     @property
+    def batch_per_step(self) -> float:
+        """What moves weigh, for every sample to count the same: a move grows with its steps."""
+        return self.samples / self.micro_batches
+
+    @property
     def bad_slot(self) -> int:
         """What a header says of it: the bad parameter + 1, or 0."""
         return 0 if self.bad_parameter is None else self.bad_parameter + 1
@@ -153,6 +158,19 @@ class Piles:
         pile, self._growing = self.growing, None
         self.furnish(pile)
         return pile
+
+    def nothing(self) -> Pile:
+        """Hand out an empty one; what has grown stays."""
+        grown, self._growing = self._growing, None
+        pile = self.take()
+        self._growing = grown
+        return pile
+
+    def pass_by(self) -> None:
+        """A round has changed nothing: what has grown is no staler by it."""
+        if self._growing is not None and self._growing.oldest_round is not None:
+            self._growing.oldest_round += 1
+            self._growing.known_samples += self._growing.samples
 
     def furnish(self, pile: Pile) -> None:
         """Give a pile a buffer that was used before, if it has none yet."""

@@ -69,14 +69,18 @@ class Rates:
             self._write(self._kept)
             self._kept = None
 
+    @torch.no_grad()
     def _write(self, values: Iterable[float]) -> None:
         for (group, name, index), value in zip(self._places, values, strict=True):
-            if index is not None:
-                several = list(group[name])
-                several[index] = _like(several[index], value)
-                group[name] = type(group[name])(several)
+            old = group[name] if index is None else group[name][index]
+            if isinstance(old, torch.Tensor):  # in place: others may hold it, or a graph
+                old.fill_(value)
+            elif index is None:
+                group[name] = _like(old, value)
             else:
-                group[name] = _like(group[name], value)
+                several = list(group[name])
+                several[index] = _like(old, value)
+                group[name] = type(group[name])(several)
 
 
 def room(values: int) -> int:
@@ -144,6 +148,4 @@ def _is_number(value: object) -> bool:
 
 def _like(old: Any, value: float) -> Any:
     """The value in the kind of number that was there."""
-    if isinstance(old, torch.Tensor):
-        return torch.full_like(old, value)
     return type(old)(value) if not isinstance(old, int) or value == int(value) else value

@@ -29,7 +29,7 @@ class Merge(Protocol):
         """The round holds something that is not finite, and is left out on every worker."""
 
     def fold(self, round: Round) -> None:
-        """Apply the round to something other than the parameters: see log.py."""
+        """Apply the round, or skip it, without touching the parameters: see log.py."""
 
     def adopt(self) -> None:
         """Have what was folded in the parameters."""

@@ -6,7 +6,7 @@ lock: whoever runs the round, the program in a lockstep or a background, does th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
@@ -89,8 +89,9 @@ class Service:
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
         self._paused = 0
+        self._resumed = ""  # the key of the latest pause
         self._ended = False  # all have left
-        self._offset = 0  # rounds before this engine began: those of a checkpoint
+        self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = Quorum.of(rules.quorum, world.size)
         self._arrivals = Arrivals(world, place, rules, self._first_start())
         self._bells = Bells(world, place)
@@ -176,9 +177,12 @@ class Service:
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
-        if self.piles.micro_batches:
-            self._write(self.piles.growing)
-        pile = self.piles.take()
+        if self._keeps_pile:
+            pile = self.piles.nothing()
+        else:
+            if self.piles.micro_batches:
+                self._write(self.piles.growing)
+            pile = self.piles.take()
         self._given = pile, self._share_of(pile, self._started)
         self._notes = ()
         self._started += 1
@@ -186,6 +190,15 @@ class Service:
         self._overdue = False
         if self._rules.overdue_s is not None:
             self._stir()
+
+    @property
+    def _keeps_pile(self) -> bool:
+        """Whether rounds take nothing from this worker: a checkpoint must not cut one short.
+
+        Where a round takes what was computed since the last one, whatever it is, there is nothing
+        to cut.
+        """
+        return self._rules.even and self._presence == PAUSED
 
     def _write(self, pile: Pile) -> None:
         """Fill the buffer at the last moment; under lock.
@@ -257,8 +270,10 @@ class Service:
         following = self._start_of(round + 1, active, frozenset(due)) if active else None
         over = not here and not away
         with self._state:  # for as short as can be: the program may want to go on
-            if over and not samples and not paused:
-                self.log.completed += 1  # the last one: all have left, and nobody brought anything
+            if over and not samples and (rules.even or not paused):
+                self.log.pass_by()  # all have left, or pause, and nobody brought anything
+                self._offset -= 1  # it has no number
+                self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
                 self.log.append(completed, pile)
@@ -278,29 +293,32 @@ class Service:
             self._state.notify_all()
         self._arrivals.announce(*said)
 
-    # --- a log that does not grow --------------------------------------------------------------
+    # --- the log -------------------------------------------------------------------------------
 
-    def _keep_short(self) -> None:
-        """Fold the oldest rounds of a log that the program does not take from."""
+    def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
-            if self.fold is None or not self.log.too_long or self._taking or self._ended:
-                return
-            self._folding = True
-        self.fold(self._to_fold())
-        with self._state:
-            self._folding = False
-            self._state.notify_all()
-
-    def _to_fold(self) -> Iterator[Round]:
-        while True:
-            with self._state:
-                if not self.log or not self.may_fold(self.log.oldest):
-                    return
-                oldest = self.log.next()
-                self.log.folded += 1
-            yield oldest.taken(self.merge)
-            with self._state:
-                self.log.returned()
+            self._state.wait_for(lambda: not self._folding)
+            self._taking = True
+            adopts = bool(self.log.adopt())
+            self.log.returned()  # by a reader that has not read to the end
+        if adopts and self.merge is not None:
+            self.merge.adopt()
+        try:
+            while True:
+                with self._state:
+                    if not self.log or (last is not None and self.log.taken >= last):
+                        self._taking = False
+                        self._state.notify_all()
+                        return
+                    taken = self.log.next()
+                    self.log.taken += 1
+                    self._state.notify_all()
+                yield taken.taken(self.merge, waited_s)
+                with self._state:
+                    self.log.returned()
+                waited_s = 0.0
+        finally:  # not under lock: the reader may have let go of it, wherever that is noticed
+            self._taking = False
 
 
 def _measured(completed: Round, pile: Pile) -> Measured:

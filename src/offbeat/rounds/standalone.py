@@ -1,8 +1,8 @@
 """A partial all-reduce for any tensors, without an optimizer.
 
 with offbeat.partial_all_reduce("norms", torch.zeros(4), quorum="majority") as norms:
-    record = norms.reduce(torch.ones(4))
-    print(record.mean(), record.ranks, record.round, record.waited_s)
+    newest = norms.reduce(torch.ones(4))
+    print(newest.mean(), newest.ranks, newest.round, newest.waited_s)
 """
 
 from __future__ import annotations
@@ -66,22 +66,33 @@ class Partial:
         layout = Layout(names, [tensor.detach() for tensor in like])
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
         rules = Rules(quorum, max_staleness_rounds=max_staleness_rounds)
-        self._partial = Engine(world, name, layout, rules)
+        self._only_newest = True
+        self._partial = Engine(world, name, layout, rules, begin=False)
+        self._partial.fold = self._forget
+        self._partial.may_fold = lambda _: self._only_newest and len(self._partial.log) > 1
+        self._partial.begin()
         world.open.append(self)
 
     def reduce(self, *tensors: Tensor, samples: float = 1.0) -> Round:
-        """Contribute, wait if this worker is on time, and return the newest round's record.
+        """Contribute, wait if this worker is on time, and return the newest round.
 
         Its buffers are lent until the next call. A late worker does not wait: what it brings rides
-        in the next round, or is dropped.
+        in the next round, or is dropped. Older rounds are forgotten: a few are kept at most.
         """
-        for taken in self.rounds(*tensors, samples=samples):
+        rounds = self.rounds(*tensors, samples=samples)
+        self._only_newest = True
+        for taken in rounds:
             if not self._partial.more:
                 return taken
         raise AssertionError("a round that this worker was waiting for")
 
     def rounds(self, *tensors: Tensor, samples: float = 1.0) -> Iterator[Round]:
-        """Contribute likewise, and return the record of every round since the last call."""
+        """Contribute likewise, and return every round since the last call.
+
+        From the first such call on all rounds are kept, each as large as the tensors: do not be
+        away for long.
+        """
+        self._only_newest = False
         if [(tensor.shape, tensor.dtype) for tensor in tensors] != self._like:
             raise ValueError(
                 f"tensors must be of the shapes and types that were declared, {self._like}, got "
@@ -135,6 +146,10 @@ class Partial:
         else:
             self.abandon(error)
         return isinstance(error, WorkerLeft)
+
+    def _forget(self, rounds: Iterator[Round]) -> None:
+        for _ in rounds:
+            pass
 
     def _end(self) -> None:
         self._closed = True

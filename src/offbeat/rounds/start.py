@@ -54,6 +54,11 @@ class Rules:
             raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
 
     @property
+    def even(self) -> bool:
+        """Whether workers come to a round after as many steps: a lockstep that is not uneven."""
+        return self.lockstep and not self.uneven
+
+    @property
     def bounded(self) -> bool:
         """Whether the samples of all workers must be counted before a round."""
         return self.least_samples > 0 or self.most_samples < inf

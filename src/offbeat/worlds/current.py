@@ -55,6 +55,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun() else 1
 
 
+def has_process_group() -> bool:
+    """Say whether torch's own collectives, and what is built on them, can be used here."""
+    return current_virtual_world() is None and dist.is_available() and dist.is_initialized()
+
+
 def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> World:
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 

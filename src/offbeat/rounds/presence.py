@@ -1,0 +1,148 @@
+"""A worker's presence: here, away, paused with everyone for a checkpoint, or left.
+
+Whoever is not here holds up nobody: its background gives what the pile holds, or, in a lockstep,
+its program serves the others' rounds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from offbeat.errors import ClosedError, StuckWarning
+from offbeat.rounds.background import Background
+from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
+from offbeat.rounds.quorum import Quorum
+from offbeat.rounds.round import Round
+
+_LONG = 100
+"""Rounds of the others that a worker serves in a pause before it says where it waits."""
+
+
+class Presence(Background):
+    """The part of an engine that goes away, pauses, resumes and leaves."""
+
+    # --- presence --------------------------------------------------------------------------
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Be away for the length of the block: hold up nobody, whatever it waits for."""
+        with self._state:
+            leaves = self._presence == HERE
+            if leaves:
+                self._presence, self._stays = AWAY, False
+                self._away_since = self._world.now()
+                self._stir()
+                self._state.notify_all()
+        try:
+            yield
+        finally:
+            if leaves:
+                self._come_back()
+
+    def _come_back(self) -> None:
+        with self._state:
+            self._presence = HERE
+            self._state.notify_all()
+            self._away_since = None
+            told, self._told_away = self._told_away, False
+            self._steps = max(self._steps, self._started)
+            said = (self._arrivals.start, self._arrives() if told else 0)
+        self._arrivals.announce(*said)
+
+    def leave(self) -> Generator[Round, None, None]:
+        """Contribute nothing more; yield the rounds of the others until all have left."""
+        yield from self._served(LEFT)
+        self._join_backgrounds()
+
+    def settle(self) -> Generator[Round, None, None]:
+        """Pause together with everyone; yield the rounds until all have paused.
+
+        Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
+        follows, on every worker.
+        """
+        for served, each in enumerate(self._served(PAUSED)):
+            if served == _LONG:
+                warnings.warn(
+                    f"worker {self._world.rank} waits in dp.state_dict() for the others, who have "
+                    f"made {_LONG} rounds since: every worker must call it, at the same place",
+                    StuckWarning,
+                    stacklevel=2,
+                )
+            yield each
+
+    def resume(self) -> None:
+        """Go on after `settle`, once everyone has seen what it wanted to see."""
+        control, key = self._world.control, f"{self._place}/resume/{self.log.completed}"
+        if control.add(key, 1) == self._paused:
+            control.set(f"{key}/all", b"1")
+            if self._resumed:  # all have passed that, to come here
+                control.delete(self._resumed)
+                control.delete(f"{self._resumed}/all")
+        control.wait(f"{key}/all")
+        self._resumed = key
+        with self._state:
+            self._presence = HERE
+            self._settled = self._overdue = False
+            self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
+            self.gave_s = self._world.now()
+            self._stir()
+
+    def stop(self) -> None:
+        """Leave without looking at the rounds: everyone raises the same error, and does so."""
+        for _ in self.leave():
+            pass
+
+    def _served(self, presence: int) -> Generator[Round, None, None]:
+        with self._state:
+            self._presence = presence
+            self._state.wait_for(lambda: not self._folding)  # which touches what is written
+            if self.piles.micro_batches and not self._keeps_pile:
+                self._write(self.piles.growing)  # from here on the program changes parameters
+            said = self._to_say()
+            self._state.notify_all()
+        self._arrivals.announce(*said)
+        done = False
+        while not done:
+            if self._rules.lockstep:
+                self._run_in_lockstep()
+            with self._state:
+                if not self._rules.lockstep:
+                    self._state.wait_for(lambda: bool(self.log) or self._is_over(presence))
+                done = self._is_over(presence)
+            yield from self._take(0.0)
+
+    def _is_over(self, presence: int) -> bool:
+        """Whoever has left for good serves on when the others pause."""
+        return self._ended or (self._settled and presence == PAUSED)
+
+    # --- checkpoints -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold; after `settle`."""
+        pile = self.piles.growing.state_dict()
+        if pile["oldest_round"] is not None:
+            pile["oldest_round"] -= self.log.taken
+            pile["known_samples"] -= self.log.taken * pile["samples"]
+        return {
+            "round": self._offset + self.log.taken,
+            "behind": self._started - self._steps,
+            "pile": pile,
+            "rates": self._rates,
+            "chosen": self._quorum.needed if self._choose else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the rounds of a checkpoint; before the first contribution."""
+        with self._state:
+            if self._started or self.piles.micro_batches:
+                raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
+            self._offset = state["round"]
+            self._steps = -state["behind"]
+            self._rates = state["rates"]
+            if state["chosen"] is not None:
+                self._quorum = Quorum.of(state["chosen"], self._world.size)
+            self._arrivals.begin(self._first_start())
+            self.piles.growing.load_state_dict(state["pile"])
