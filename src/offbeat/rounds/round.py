@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from torch import Tensor
@@ -92,4 +92,10 @@ class Round:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The workers that contributed."""
-        return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)
+        return _ranks(self.samples_by_rank)
+
+
+@lru_cache(maxsize=8)
+def _ranks(samples_by_rank: tuple[float, ...]) -> tuple[int, ...]:
+    """One tuple for all the workers of a virtual run."""
+    return tuple(rank for rank, samples in enumerate(samples_by_rank) if samples)

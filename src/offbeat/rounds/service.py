@@ -224,11 +224,8 @@ class Service:
     def _log_round(self, round: int, pile: Pile, shares: Shares, began_s: float) -> None:
         """Append the round, and draw from its header what the next one needs."""
         size, rules = self._world.size, self._rules
-        samples, number = sum(shares.samples), self._offset + round
-        here, away, paused = (
-            tuple(rank for rank in range(size) if shares.presence[rank] == presence)
-            for presence in (HERE, AWAY, PAUSED)
-        )
+        samples, number = shares.total_samples, self._offset + round
+        here, away, paused = shares.here, shares.away, shares.paused
         divisor = {"workers": float(size), "moves": shares.weight}.get(
             rules.divisor, samples / pile.unit
         )
@@ -250,10 +247,9 @@ class Service:
         )
         if self._choose is not None and completed.ranks:
             self._quorum = Quorum.of(self._choose(_measured(completed, pile)), size)
-        # Those who have paused, if nobody else is here, will all be back before the next round.
-        active, limit = tuple(sorted(here + away)) or paused, rules.max_staleness_rounds
+        active, limit = shares.active, rules.max_staleness_rounds
         computing = here if here or away else paused
-        due = (rank for rank in computing if limit is not None and shares.age[rank] >= limit)
+        due = () if limit is None else [rank for rank in computing if shares.age[rank] >= limit]
         following = self._start_of(round + 1, active, frozenset(due)) if active else None
         over = not here and not away
         with self._state:  # for as short as can be: the program may want to go on
