@@ -6,6 +6,7 @@ import gc
 import inspect
 import math
 
+from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -61,7 +62,9 @@ def check_arguments(
 
 def _check_not_wrapped(model: nn.Module) -> None:
     """Two that reduce the same gradients would do so twice, without a word."""
-    if any(isinstance(owner, DistributedDataParallel) for owner in _owners(model)):
+    # Without a process group there is no such wrapper, and nothing to search all of memory for.
+    grouped = dist.is_available() and dist.is_initialized()
+    if grouped and any(isinstance(owner, DistributedDataParallel) for owner in _owners(model)):
         raise TypeError(
             "model is the inner module of a DistributedDataParallel wrapper, which goes on "
             "reducing its gradients: do not wrap it, and make the optimizer of plain parameters"
