@@ -7,11 +7,12 @@ lock: whoever runs the round, the program in a lockstep or a background, does th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.exchange import Early, SumOverAll
-from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Header, Share, Shares
+from offbeat.rounds.header import AWAY, HERE, LEFT, Header, Share, Shares
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
@@ -116,6 +117,11 @@ class Service:
     def _knows_start(self) -> bool:
         """Whether it is known who must be there for the next round."""
         return self._started == self.log.completed and not self._ended and not self._settled
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether the others have been told that this worker is on time for the next round."""
+        return self._knows_start and self._arrivals.on_time
 
     def _to_say(self) -> tuple[Start, int]:
         """What the program has to announce itself, if anything."""
@@ -229,21 +235,8 @@ class Service:
         divisor = {"workers": float(size), "moves": shares.weight}.get(
             rules.divisor, samples / pile.unit
         )
-        completed = Round(
-            round=number,
-            sum=pile.flats,
-            samples_by_rank=shares.samples,
-            divisor=divisor,
-            used=shares.used,
-            rates=shares.rates,
-            staleness_rounds=max(shares.stale - 1, 0),
-            mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
-            micro_batches=shares.micro_batches,
-            notes_by_rank=shares.notes,
-            here=size - shares.presence.count(LEFT),
-            began_s=began_s,
-            ended_s=self._world.now(),
-            bad=shares.bad,
+        completed = _told(shares, number, divisor).but(
+            sum=pile.flats, began_s=began_s, ended_s=self._world.now()
         )
         if self._choose is not None and completed.ranks:
             self._quorum = Quorum.of(self._choose(_measured(completed, pile)), size)
@@ -294,9 +287,32 @@ class Service:
                     return
                 oldest = self.log.next()
                 self.log.folded += 1
-            yield oldest.taken(self.merge)
+            yield oldest.but(merge=self.merge)
             with self._state:
                 self.log.returned()
+
+
+_NOTHING = Flats(Layout((), ()))
+
+
+@lru_cache(maxsize=8)
+def _told(shares: Shares, number: int, divisor: float) -> Round:
+    """What a round says to everyone alike: made once for all the workers of a virtual run."""
+    samples = shares.total_samples
+    return Round(
+        round=number,
+        sum=_NOTHING,
+        samples_by_rank=shares.samples,
+        divisor=divisor,
+        used=shares.used,
+        rates=shares.rates,
+        staleness_rounds=max(shares.stale - 1, 0),
+        mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
+        micro_batches=shares.micro_batches,
+        notes_by_rank=shares.notes,
+        here=len(shares.presence) - shares.presence.count(LEFT),
+        bad=shares.bad,
+    )
 
 
 def _measured(completed: Round, pile: Pile) -> Measured:
