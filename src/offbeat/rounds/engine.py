@@ -240,19 +240,17 @@ class Engine(Background):
             self._state.wait_for(lambda: not self._folding)
             self._taking = True
             adopts = bool(self.log.adopt())
-            self.log.returned()  # by a reader that has not read to the end
         if adopts and self.merge is not None:
             self.merge.adopt()
         while True:
             with self._state:
+                self.log.returned()  # or by an earlier reader that has not read to the end
                 if not self.log or (last is not None and self.log.taken >= last):
                     self._taking = False
                     return
                 taken = self.log.next()
                 self.log.taken += 1
             yield taken.but(merge=self.merge, waited_s=waited_s)
-            with self._state:
-                self.log.returned()
             waited_s = 0.0
 
     @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from offbeat.rounds import rates as learning_rates
+from offbeat.rounds.layout import Kind
 from offbeat.rounds.rates import in_parts
 
 HERE, AWAY, PAUSED, LEFT = range(4)  # a worker's presence
@@ -165,6 +166,6 @@ class Header:
 
 
 @lru_cache(maxsize=8)
-def read(header: Header, sums: bytes, kind: str) -> Shares:
+def read(header: Header, sums: bytes, kind: Kind) -> Shares:
     """What the sum of all workers' headers says, as it lies in memory."""
     return header.read(memoryview(sums).cast(kind).tolist())

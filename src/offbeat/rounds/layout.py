@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_double, c_float
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from offbeat.errors import GradientError
+
+Kind = Literal["f", "d"]  # of numbers in memory: float32 or float64
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20  # a small one first, so that the network starts early
@@ -93,7 +95,7 @@ class Numbers:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self._here = tensor.cpu()  # the same, if it is on the CPU
-        self.kind = "d" if tensor.dtype == torch.float64 else "f"
+        self.kind: Kind = "d" if tensor.dtype == torch.float64 else "f"
         cells = c_double if self.kind == "d" else c_float
         self._cells: Any = (cells * tensor.numel()).from_address(self._here.data_ptr())
         self._bytes = memoryview(self._cells).cast("B")

@@ -201,11 +201,11 @@ class _Condition(base.Condition):
         self._notified = False
 
     def __enter__(self) -> base.Condition:
-        self._clock.holder().held += 1
+        (self._clock.current or self._clock.holder()).held += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._clock.holder().held -= 1
+        (self._clock.current or self._clock.holder()).held -= 1
         if self._notified:
             self._look()
 
