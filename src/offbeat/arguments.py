@@ -6,13 +6,13 @@ import gc
 import inspect
 import math
 
-from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.algorithm import Algorithm
+from offbeat.worlds import has_process_group
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 
@@ -63,8 +63,8 @@ def check_arguments(
 def _check_not_wrapped(model: nn.Module) -> None:
     """Two that reduce the same gradients would do so twice, without a word."""
     # Without a process group there is no such wrapper, and nothing to search all of memory for.
-    grouped = dist.is_available() and dist.is_initialized()
-    if grouped and any(isinstance(owner, DistributedDataParallel) for owner in _owners(model)):
+    owners = _owners(model) if has_process_group() else []
+    if any(isinstance(owner, DistributedDataParallel) for owner in owners):
         raise TypeError(
             "model is the inner module of a DistributedDataParallel wrapper, which goes on "
             "reducing its gradients: do not wrap it, and make the optimizer of plain parameters"

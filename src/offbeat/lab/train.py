@@ -93,7 +93,6 @@ class Outcome:
     rank: int
     seconds: float
     rounds: int
-    steps: int
     computed_samples: float
     dropped_samples: float
     compute_s: float
@@ -103,6 +102,7 @@ class Outcome:
     replicas_identical: bool
     evaluations: list[Line] = field(default_factory=list)
     """Of worker 0."""
+    steps: int = 0
 
 
 class WorkerFailed(Exception):  # noqa: N818 - it happened to a worker
@@ -167,7 +167,6 @@ def _attached(
         world.rank,
         dp.seconds,
         dp.round,
-        stats.steps,
         stats.computed_samples,
         stats.dropped_samples,
         stats.compute_s,
@@ -175,6 +174,7 @@ def _attached(
         watch.stale / watch.samples if watch.samples else 0.0,
         watch.oldest_rounds,
         bool(stats.replicas_identical),
+        steps=stats.steps,
     )
 
 
@@ -219,9 +219,8 @@ def _ddp(
         {"kind": "end", "rank": world.rank, "at_s": ended, "steps": step, "samples": computed}
         | {"compute_s": watch.compute_s, "wait_s": watch.wait_s, "dropped_samples": 0.0}
     )
-    return Outcome(
-        world.rank, ended, step, step, computed, 0.0, watch.compute_s, watch.wait_s, 0.0, 0, same
-    )
+    seconds = watch.compute_s, watch.wait_s
+    return Outcome(world.rank, ended, step, computed, 0.0, *seconds, 0.0, 0, same, steps=step)
 
 
 def _tell_step(

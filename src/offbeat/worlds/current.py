@@ -41,7 +41,7 @@ def rank() -> int:
     """Return this worker's rank: 0 where it is alone. Opens nothing."""
     if (world := current_virtual_world()) is not None:
         return world.rank
-    if dist.is_available() and dist.is_initialized():
+    if has_process_group():
         return dist.get_rank()
     return int(os.environ.get("RANK", "0")) if under_torchrun() else 0
 
@@ -50,9 +50,14 @@ def world_size() -> int:
     """Return the number of workers: 1 where this one is alone. Opens nothing."""
     if (world := current_virtual_world()) is not None:
         return world.size
-    if dist.is_available() and dist.is_initialized():
+    if has_process_group():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun() else 1
+
+
+def has_process_group() -> bool:
+    """Say whether this process has been put into torch's own group."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> World:
@@ -68,7 +73,7 @@ def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> W
         pace = os.environ.get("OFFBEAT_PACE") or None if pace is None else pace
         cluster = Cluster.load(pace) if isinstance(pace, str) else pace
         seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
-        several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
+        several = has_process_group() or under_torchrun()
         _process_world = RealWorld(cluster, seed) if several else AloneWorld(cluster, seed)
         if folder := os.environ.get("OFFBEAT_RECORDS"):
             _process_world.records = _records_file(folder, _process_world)
