@@ -6,7 +6,11 @@ that each sleep S times, for lengths that keep them out of step. Both take turns
 A worker-step is one step of one worker of a tiny model (a linear layer of 8 inputs, batches of 4)
 under `EagerSGD()`, everything but the start included. It is compared with a step of the same model
 and optimizer in plain PyTorch. They take turns too. Their seconds are the processor's: other
-programs on the machine do not count.
+programs on the machine do not count. Plain steps of as many models in turn as there are workers
+show how much of the difference is the processor's cache.
+
+A race by timing alone, `offbeat race --task timing`, has no tensors: its worker-steps a second are
+those of whole runs, their start included.
 
     python benchmarks/virtual_speed.py [--quick] [--json FILE]
 """
@@ -24,6 +28,7 @@ import torch
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.lab.race import Race
 from offbeat.worlds import enter_world
 
 
@@ -57,13 +62,30 @@ def simpys(workers: int, sleeps: int) -> float:
     return workers * sleeps / (time.perf_counter() - began)
 
 
-def plain_step_s(steps: int) -> float:
-    """Return seconds a step of a tiny model in plain PyTorch."""
-    model, optimizer, batch = tiny()
+def plain_step_s(steps: int, models: int = 1) -> float:
+    """Return seconds a step of a tiny model in plain PyTorch; of several models, in turn."""
+    several = [tiny() for _ in range(models)]
     began = time.process_time()
-    for _ in range(steps):
-        step(model, optimizer, batch)
-    return (time.process_time() - began) / steps
+    for _ in range(steps // models):
+        for each in several:
+            step(*each)
+    return (time.process_time() - began) / (steps // models * models)
+
+
+def timed_steps_per_s(algorithm: str, workers: int, rounds: int) -> float:
+    """Return worker-steps a second of a race by timing alone."""
+    race = Race.of(
+        [algorithm],
+        cluster="two-slow-of-eight",
+        task="timing",
+        workers=workers,
+        until=f"{rounds}rounds",
+        seeds=1,
+    )
+    began = time.process_time()
+    (result,) = race.run().results
+    assert result.steps, result.error
+    return result.steps / (time.process_time() - began)
 
 
 def worker_step_s(workers: int, steps: int) -> float:
@@ -115,13 +137,29 @@ def worker_steps(turns: int, steps: int) -> dict[str, Any]:
     print(f"over plain    {common.spread(over_plain)} (target 2.0)")
     print(f"1,024 workers {common.spread([1e3 * each for each in many])} ms a worker-step")
     print(f"over 32       {common.spread(growth)} (target 1.5)")
+    in_turn = {
+        models: [plain_step_s(2048, models) / plain_step_s(2048) for _ in range(turns)]
+        for models in (32, 1024)
+    }
+    for models, ratios in in_turn.items():
+        print(f"plain, {models} models in turn, over one: {common.spread(ratios)}")
+    timed: dict[str, list[float]] = {name: [] for name in ("sync", "eager", "abs")}
+    for _ in range(turns):
+        for name, rates in timed.items():
+            rates.append(timed_steps_per_s(name, 32, 5 * steps))
+    for name, rates in timed.items():
+        shown = common.spread([rate / 1e3 for rate in rates])
+        print(f"without tensors, 32 workers, {name}: {shown} thousand worker-steps/s (target 30)")
     return {
         "plain_step_ms": 1e3 * statistics.median(plain),
         "worker_step_ms": 1e3 * statistics.median(few),
         "worker_step_over_plain": statistics.median(over_plain),
         "worker_step_ms_at_1024": 1e3 * statistics.median(many),
         "worker_step_at_1024_over_32": statistics.median(growth),
-        "worker_steps_per_s_without_tensors": None,  # there is no such run yet; target 30,000
+        "plain_in_turn_over_one": {n: statistics.median(each) for n, each in in_turn.items()},
+        "worker_steps_per_s_without_tensors": {
+            name: statistics.median(rates) for name, rates in timed.items()
+        },
     }
 
 

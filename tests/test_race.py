@@ -31,6 +31,7 @@ from offbeat.lab.progress import Lines
 from offbeat.lab.race import Race, Result
 from offbeat.lab.train import Outcome, WorkerFailed
 from offbeat.records import Line, read
+from offbeat.report import measured, rows
 
 SRC = Path(offbeat.__file__).parents[1]
 CLUSTER = "two-slow-of-eight"
@@ -135,6 +136,58 @@ def test_an_end_that_cannot_be_meant_is_refused(text: str) -> None:
 def test_a_target_that_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="accuracy"):
         Target.parse(text)
+
+
+# ---------------------------------------------------------------- timing alone
+
+
+def timed(*algorithms: str, until: str = "20rounds") -> tuple[list[Result], list[Line]]:
+    return raced(*algorithms, task="timing", until=until)
+
+
+def test_every_algorithm_can_be_timed() -> None:
+    labels = [each.label for each in contestants.default("virtual")]
+    results, _ = timed(*labels, "lbbsp", "local", until="4s")
+    for result in results:
+        assert result.error is None, result.error
+        assert result.steps
+        assert result.rounds
+        assert result.samples == 32 * result.steps
+        assert result.replicas_identical
+        assert result.target is result.final_loss is result.final_accuracy is None
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "eager", "eager:quorum=solo", "abs", "waitfree"])
+def test_without_tensors_everything_happens_when_it_does_with_them(algorithm: str) -> None:
+    def happened(task: str) -> tuple[list[Any], list[float]]:
+        _, lines = raced(algorithm, task=task, until="12rounds", cluster="half-speed-4")
+        kept = [line for line in lines if line["kind"] in ("compute", "round")]
+        kept.sort(key=lambda line: (line["rank"], line["kind"], line["from_s"]))
+        names = ("rank", "kind", "arrival", "round", "staleness_rounds")
+        facts = [[line.get(name) for name in names] for line in kept]
+        return facts, [line[name] for line in kept for name in ("from_s", "to_s")]
+
+    (facts, moments), (same_facts, same_moments) = map(happened, ("timing", "quadratic"))
+    assert facts == same_facts
+    assert moments == pytest.approx(same_moments, abs=1e-2)  # messages are smaller
+
+
+def test_a_race_by_timing_says_who_is_fastest_and_not_whom_to_use() -> None:
+    result = command("sync", "eager:quorum=solo", "--task", "timing")
+    assert result.exit_code == 0, result.stderr
+    assert "samples/s" in result.stdout
+    assert "final" not in result.stdout
+    assert "The most samples a second has eager:quorum=solo" in result.stdout
+    assert "rounds in" in result.stderr
+
+
+def test_the_speed_up_of_a_race_by_timing_is_that_of_samples_a_second() -> None:
+    standings = Race.of(["sync", "eager"], cluster=CLUSTER, task="timing", seeds=1).run()
+    sync, eager = (row for row in rows(measured(standings.lines)))
+    assert sync.samples_per_s
+    assert eager.samples_per_s
+    assert eager.speed_up == pytest.approx(eager.samples_per_s / sync.samples_per_s)
+    assert sync.steps_per_s == pytest.approx(sync.samples_per_s / 32)
 
 
 # ---------------------------------------------------------------- equal conditions
@@ -372,6 +425,9 @@ def test_a_target_that_nobody_reaches_has_an_exit_status() -> None:
         (("--until", "soon"), "until must be target"),
         (("--target", "speed=1"), "target must be such as"),
         (("--workers", "1"), "needs at least 2"),
+        (("--task", "timing", "--target", "loss=1"), "leave out --target loss=1"),
+        (("--task", "timing", "--until", "target"), "leave out --until target"),
+        (("--task", "timing", "--world", "real"), "leave out --world real"),
         (("--json", "/nowhere/race.json"), "/nowhere/race.json: cannot be written: there is no"),
         (("--records", "/"), "cannot be written: it is a folder"),
     ],

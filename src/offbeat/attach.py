@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary, ref
 
@@ -39,6 +39,7 @@ from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.worlds import World, enter_world, leave_world
 
+_NOBODY = nullcontext()
 # By reference: what is attached keeps its optimizer, which would else keep itself for ever.
 _attachments: WeakKeyDictionary[Optimizer, ref[Attachment]] = WeakKeyDictionary()
 
@@ -329,8 +330,12 @@ class Attachment:
         stats.computed_samples += replica.samples
         applies = False
         if self._unscaled():
-            with self._others_away(), self._stepping():
-                applies = self._apply.begin(self.algorithm.step(replica))
+            self._in_step = True
+            try:
+                with self._others_away():
+                    applies = self._apply.begin(self.algorithm.step(replica))
+            finally:
+                self._in_step = False
         else:
             replica.drop()
         self._tell(
@@ -343,8 +348,12 @@ class Attachment:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._apply.stepping:
             return
-        with self._others_away(), self._stepping():
-            self._apply.step_made()
+        self._in_step = True
+        try:
+            with self._others_away():
+                self._apply.step_made()
+        finally:
+            self._in_step = False
         self._replica.stepped()
 
     def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -358,22 +367,15 @@ class Attachment:
             return (args[0], lambda: loss, *args[2:]), kwargs
         return args, {**kwargs, "closure": lambda: loss}
 
-    @contextmanager
-    def _stepping(self) -> Iterator[None]:
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
-
-    @contextmanager
-    def _others_away(self) -> Iterator[None]:
+    def _others_away(self) -> AbstractContextManager[object]:
         """While this attachment may wait, this worker is away from all others."""
+        if self._world.open == [self]:
+            return _NOBODY
         with ExitStack() as stack:
             for thing in self._world.open:
                 if thing is not self and hasattr(thing, "away"):
                     stack.enter_context(thing.away("a step of another attachment"))
-            yield
+            return stack.pop_all()
 
     def _compute(self) -> float:
         """Charge the micro-batch that was just computed; return when it began."""

@@ -61,8 +61,13 @@ def race(
         World, typer.Option(help="In virtual time, or on paced processes of this machine.")
     ] = World.virtual,
     until: Annotated[
-        str, typer.Option(help="When a run ends: target, 60s, 300rounds or 20000samples.")
-    ] = "target",
+        str | None,
+        typer.Option(
+            help="When a run ends: target, 60s, 300rounds or 20000samples; if nothing is said, at "
+            "the target, where the task has one.",
+            show_default=False,
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(

@@ -64,7 +64,7 @@ class _Contestant:
         if leader is None:
             return ("", "", "", "", "", self.state)
         return (
-            f"{leader['loss']:.3f}",
+            "" if leader["loss"] is None else f"{leader['loss']:.3f}",
             "" if leader["accuracy"] is None else f"{leader['accuracy']:.1%}",
             f"{self.utilization:.0%}",
             f"{leader['rounds']}",
@@ -124,7 +124,8 @@ class Lines(Progress):
             self._said = time.monotonic()
             loss, accuracy, utilization, rounds, at, left = self._running.cells()
             self._say(
-                f"loss {loss}{accuracy and f', accuracy {accuracy}'}, utilisation {utilization}, "
+                f"{loss and f'loss {loss}, '}{accuracy and f'accuracy {accuracy}, '}"
+                f"utilisation {utilization}, "
                 f"{rounds} rounds, at {at} {self._unit}, {left}"
             )
 
@@ -181,8 +182,10 @@ class Display(Progress):
         runner = self._all[label]
         at_s = figures["seconds_to_target"]
         failed = figures["error"] is not None
-        runner.reached.append("failed" if failed else "never" if at_s is None else f"{at_s:.1f}")
-        runner.state = f"target at {', '.join(runner.reached)}"
+        never = "never" if figures["target"] else "done"
+        runner.reached.append("failed" if failed else never if at_s is None else f"{at_s:.1f}")
+        at = "target at " if figures["target"] else ""
+        runner.state = f"{at}{', '.join(runner.reached)}"
         self._live.refresh()
 
     def _table(self) -> Table:
@@ -201,6 +204,8 @@ def outcome(figures: dict[str, Any], unit: str) -> str:
     """Say in a few words what a run came to."""
     if figures["error"] is not None:
         return "failed"
+    if figures["target"] is None:
+        return f"{figures['rounds']} rounds in {figures['seconds']:.1f} {unit}"
     if figures["seconds_to_target"] is None:
         return f"did not reach {figures['target']} in {figures['seconds']:.1f} {unit}"
     return f"{figures['target']} after {figures['seconds_to_target']:.1f} {unit}"

@@ -11,32 +11,24 @@ a pool of workers that is started once. One run after the other: each has the ma
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import torch
-
 import offbeat
-from offbeat import records
 from offbeat.clusters import Cluster
 from offbeat.clusters import named as named_clusters
 from offbeat.errors import ReportError
 from offbeat.lab import contestants, tasks, tuning
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.goals import Target, Until
-from offbeat.lab.processes import Job, Pool
 from offbeat.lab.progress import Progress
+from offbeat.lab.runners import Real, Virtual
 from offbeat.lab.tasks import Task
-from offbeat.lab.train import Outcome, Plan, Shared, WorkerFailed, train
+from offbeat.lab.train import Outcome, Plan, WorkerFailed
 from offbeat.records import Line, Sink
 
 WorldName = Literal["virtual", "real"]
@@ -56,7 +48,8 @@ class Result:
     cluster: str
     task: str
     seed: int
-    target: str
+    target: str | None
+    """None if there is nothing to learn."""
     rate: float
     """The factor of the task's learning rate."""
     seconds_to_target: float | None = None
@@ -67,6 +60,8 @@ class Result:
     samples: float | None = None
     """Computed, by all workers."""
     rounds: int | None = None
+    steps: int | None = None
+    """Micro-batches, of all workers."""
     utilization: float | None = None
     """The share of all workers' time that they have computed."""
     waited_s: float | None = None
@@ -114,7 +109,7 @@ class Race:
         cluster: str,
         task: str = "digits",
         world: WorldName = "virtual",
-        until: str = "target",
+        until: str | None = None,
         target: str | None = None,
         seeds: int | None = None,
         rates: str = "1,2,4",
@@ -130,10 +125,13 @@ class Race:
         count = _SEEDS[world] if seeds is None else seeds
         if not 1 <= count <= tuning.SEED:
             raise ValueError(f"seeds must be between 1 and {tuning.SEED}, got {count}")
-        ending, goal = Until.parse(until), found.target if target is None else Target.parse(target)
-        snapshots = _SNAPSHOTS[world]
+        goal = found.target if target is None else Target.parse(target)
+        if found.target is None:
+            _check_timed(found.name, target, until, world)
+        ending, snapshots = Until.parse(until or "target"), _SNAPSHOTS[world]
         if ending.kind == "target":
-            ending = Until("target", found.budget_steps * _slowest_step_s(sized, found))
+            budget_s = found.budget_steps * _slowest_step_s(sized, found)
+            ending = Until("target" if found.target else "seconds", budget_s)
             snapshots = found.budget_steps if world == "virtual" else snapshots
         return cls(
             chosen,
@@ -144,7 +142,7 @@ class Race:
             world,
             Plan(ending, goal, snapshots, stops=ending.kind == "target"),
             count,
-            tuning.parse_rates(rates),
+            tuning.parse_rates(rates) if found.target else (1.0,),
             command,
         )
 
@@ -176,7 +174,7 @@ class Race:
         """Run all contestants for all seeds; on Ctrl-C return what there is."""
         show = Progress() if show is None else show
         standings = Standings()
-        field_of_runners = _Virtual() if self.world == "virtual" else _Real(self.cluster.workers)
+        field_of_runners = Virtual() if self.world == "virtual" else Real(self.cluster.workers)
         try:
             tuned = self._tuned(show)
             with field_of_runners as runner:
@@ -195,7 +193,7 @@ class Race:
         """Give every contestant its learning rate, found in virtual time in either world."""
         known: dict[str, tuple[float, str]] = {}
         tuned = []
-        with _Virtual() as runner:
+        with Virtual() as runner:
             for contestant in self.contestants:
                 same = repr(contestant.algorithm)  # ddp and sync
                 if same not in known:
@@ -208,7 +206,7 @@ class Race:
 
     def _trial(
         self,
-        runner: _Virtual,
+        runner: Virtual,
         show: Progress,
         contestant: Contestant,
         rate: float,
@@ -220,7 +218,7 @@ class Race:
 
     def _one(
         self,
-        runner: _Virtual | _Real,
+        runner: Virtual | Real,
         contestant: Contestant,
         seed: int,
         show: Progress,
@@ -255,7 +253,7 @@ class Race:
             "seed": seed,
             "command": self.command,
             "offbeat": offbeat.__version__,
-            "target": str(self.plan.target),
+            "target": self.plan.goal,
             "rate": contestant.rate,
         }
 
@@ -268,7 +266,7 @@ class Race:
             self.cluster.name,
             self.task.name,
             seed,
-            str(self.plan.target),
+            self.plan.goal,
             contestant.rate,
             **figures,
         )
@@ -278,16 +276,21 @@ def _end(result: Result) -> Line:
     return {"kind": "result", **asdict(result)}
 
 
-def _figures(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
+def _figures(outcomes: list[Outcome], target: Target | None) -> dict[str, Any]:
     first = outcomes[0]
     spent_s = sum(each.compute_s + each.wait_s for each in outcomes)
-    reached_s, _ = tuning.judged(first, target)
-    last = first.evaluations[-1]
-    return {
-        "seconds_to_target": reached_s if math.isfinite(reached_s) else None,
+    learnt: dict[str, Any] = {}
+    if target is not None:
+        reached_s, _ = tuning.judged(first, target)
+        last = first.evaluations[-1]
+        learnt = {
+            "seconds_to_target": reached_s if math.isfinite(reached_s) else None,
+            "final_accuracy": last["accuracy"],
+            "final_loss": last["loss"] if math.isfinite(last["loss"]) else None,
+        }
+    return learnt | {
         "seconds": max(each.seconds for each in outcomes),
-        "final_accuracy": last["accuracy"],
-        "final_loss": last["loss"] if math.isfinite(last["loss"]) else None,
+        "steps": sum(each.steps for each in outcomes),
         "samples": sum(each.computed_samples for each in outcomes),
         "rounds": first.rounds,
         "utilization": sum(each.compute_s for each in outcomes) / spent_s if spent_s else 1.0,
@@ -299,76 +302,16 @@ def _figures(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
     }
 
 
-class _Virtual:
-    """Runs in virtual time, in this process."""
-
-    def __enter__(self) -> _Virtual:
-        self._threads = torch.get_num_threads()
-        # As torchrun does: many small workers gain nothing from threads, and lose much to them.
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_num_threads(self._threads)
-
-    def outcomes(
-        self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
-    ) -> list[Outcome]:
-        work = partial(train, race.task, contestant, race.plan, seed, Shared(), show.tell)
-        own = race.task.draws
-        try:
-            done = offbeat.run(work, race.cluster, seed=seed, own_random_state=own, records=sink)
-        except ReportError:
-            raise
-        except Exception as error:
-            raise WorkerFailed("".join(traceback.format_exception(error)).rstrip()) from error
-        outcomes = [outcome for outcome in done.results if outcome is not None]
-        if not outcomes or outcomes[0].rank != 0:
-            raise WorkerFailed("worker 0 crashed, as the cluster file says: nobody evaluated")
-        return outcomes
-
-
-class _Real:
-    """Runs on real processes, which are started at the first run and again after a failure."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._pool: Pool | None = None
-
-    def __enter__(self) -> _Real:
-        self._folder = Path(tempfile.mkdtemp(prefix="offbeat-race-"))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.close() if kind is None else self._pool.kill()
-        shutil.rmtree(self._folder)
-
-    def outcomes(
-        self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
-    ) -> list[Outcome]:
-        if self._pool is None:
-            self._pool = Pool(self._workers)
-        with self._recorded(sink) as folder:
-            job = Job(race.task_name, contestant, race.plan, seed, race.cluster, folder)
-            try:
-                return self._pool.run(job, show.tell)
-            except WorkerFailed:
-                self._pool.kill()
-                self._pool = None
-                raise
-
-    @contextmanager
-    def _recorded(self, sink: Sink | None) -> Iterator[Path]:
-        """Hand on what the workers have recorded, be it to their end or to Ctrl-C."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        try:
-            yield folder
-        finally:
-            if sink is not None and any(folder.glob("*.jsonl")):
-                for line in records.read(folder):
-                    sink(line)
-            shutil.rmtree(folder, ignore_errors=True)  # workers may still be writing
+def _check_timed(task: str, target: str | None, until: str | None, world: str) -> None:
+    """Say what does not go with a task that has nothing to learn."""
+    if target is not None or until == "target":
+        asked = "--until target" if target is None else f"--target {target}"
+        raise ValueError(
+            f"the task {task!r} has nothing to learn, and no target: leave out {asked}. "
+            "Runs can end with --until 60s, 300rounds or 20000samples"
+        )
+    if world == "real":
+        raise ValueError(f"the task {task!r} is for virtual time: leave out --world real")
 
 
 def _slowest_step_s(cluster: Cluster, task: Task) -> float:

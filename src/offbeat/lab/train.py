@@ -35,13 +35,18 @@ class Plan:
 
     until: Until
     """With `target`, its amount is the cap in seconds."""
-    target: Target
+    target: Target | None
     snapshots: int
     """How many to take, evenly over the run."""
     stops: bool
     """Whether a virtual run ends when it has reached the target."""
     limit_s: float = math.inf
     """It ends then in any case."""
+
+    @property
+    def goal(self) -> str | None:
+        """The target in words."""
+        return None if self.target is None else str(self.target)
 
 
 @dataclass
@@ -97,6 +102,7 @@ class Outcome:
     replicas_identical: bool
     evaluations: list[Line] = field(default_factory=list)
     """Of worker 0."""
+    steps: int = 0
 
 
 class WorkerFailed(Exception):  # noqa: N818 - it happened to a worker
@@ -152,7 +158,8 @@ def _attached(
             optimizer.zero_grad()
             dp.samples(task.samples(batch))
             loss = task.loss(model, batch)
-            torch.autograd.backward(loss)
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
             optimizer.step()
             run.stepped(dp.seconds, dp.round, loss)
     stats = dp.stats()
@@ -167,6 +174,7 @@ def _attached(
         watch.stale / watch.samples if watch.samples else 0.0,
         watch.oldest_rounds,
         bool(stats.replicas_identical),
+        steps=stats.steps,
     )
 
 
@@ -211,9 +219,8 @@ def _ddp(
         {"kind": "end", "rank": world.rank, "at_s": ended, "steps": step, "samples": computed}
         | {"compute_s": watch.compute_s, "wait_s": watch.wait_s, "dropped_samples": 0.0}
     )
-    return Outcome(
-        world.rank, ended, step, computed, 0.0, watch.compute_s, watch.wait_s, 0.0, 0, same
-    )
+    seconds = watch.compute_s, watch.wait_s
+    return Outcome(world.rank, ended, step, computed, 0.0, *seconds, 0.0, 0, same, steps=step)
 
 
 def _tell_step(
@@ -300,15 +307,16 @@ class _Run:
         due = self._rank == 0 and share * self._plan.snapshots >= self._taken
         if due:
             self._taken = int(share * self._plan.snapshots) + 1
-            with self.agreed():
-                self._snapshot(seconds, rounds)
+            if self._plan.target is not None:
+                with self.agreed():
+                    self._snapshot(seconds, rounds)
         if due or (not self._virtual and seconds - self._told_s > 0.25):
             self._told_s = seconds
-            self._progress(seconds, rounds, loss.item())
+            self._progress(seconds, rounds, loss.item() if self._plan.target else None)
 
     def finish(self, outcome: Outcome) -> None:
         """Evaluate what is left to evaluate, and the model that the run has ended with."""
-        if self._rank != 0:
+        if self._rank != 0 or self._plan.target is None:
             return
         trained = _copied(self._model)
         for snapshot in self._snapshots:
@@ -324,7 +332,8 @@ class _Run:
             self._snapshots.append(_Snapshot(seconds, rounds, self._watch.samples, copied))
             return
         loss, accuracy = self._evaluate(seconds, rounds, self._watch.samples)
-        if self._plan.stops and self._plan.target.reached(loss, accuracy):
+        target = self._plan.target
+        if self._plan.stops and target is not None and target.reached(loss, accuracy):
             self._shared.over = True
 
     def _evaluate(self, seconds: float, rounds: int, samples: float) -> tuple[float, float | None]:
@@ -339,7 +348,7 @@ class _Run:
         self._watch(line)
         return loss, accuracy
 
-    def _progress(self, seconds: float, rounds: int, loss: float) -> None:
+    def _progress(self, seconds: float, rounds: int, loss: float | None) -> None:
         last = self._evaluations[-1] if self._evaluations else {}
         self._tell(
             {

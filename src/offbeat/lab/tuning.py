@@ -34,9 +34,9 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def best_rate(rates: Sequence[float], target: Target, trial: Trial) -> tuple[float, str]:
+def best_rate(rates: Sequence[float], target: Target | None, trial: Trial) -> tuple[float, str]:
     """Return the best factor, and in words what came of each."""
-    if len(rates) == 1:
+    if len(rates) == 1 or target is None:
         return rates[0], ""
     found: dict[float, tuple[float, float]] = {}
     words = []

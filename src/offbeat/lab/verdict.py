@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from offbeat.lab.goals import Target
 from offbeat.lab.race import Race, Result
 
 _BASELINES = ("sync", "ddp")
@@ -50,6 +51,13 @@ class Standing:
         return sum(run.rounds or 0 for run in self.runs) / seconds if seconds else 0.0
 
     @property
+    def samples_per_s(self) -> float:
+        """Of those that were not dropped."""
+        seconds = sum(run.seconds or 0.0 for run in self.runs)
+        computed = sum(run.samples or 0.0 for run in self.runs)
+        return computed * (1 - self.dropped) / seconds if seconds else 0.0
+
+    @property
     def most_stale(self) -> int:
         return max((run.max_staleness_rounds or 0 for run in self.runs), default=0)
 
@@ -75,8 +83,10 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
     target, unit = race.plan.target, race.unit
     if not found:
         return "Nothing was measured."
+    if target is None:
+        return _fastest(found)
     if not there:
-        return _nobody(race, found)
+        return _nobody(race, target, found)
     base = _baseline(found)
     best = min(there, key=lambda each: each.median_s)
     seeds = f"median of {len(best.runs)} seeds" if len(best.runs) > 1 else "one seed"
@@ -96,11 +106,28 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
     return " ".join(parts)
 
 
-def _nobody(race: Race, found: list[Standing]) -> str:
+def _fastest(found: list[Standing]) -> str:
+    """Of a race by timing alone: it does not say which to use."""
+    ran = [each for each in found if each.samples_per_s]
+    if not ran:
+        return "Nothing was measured: no run came to its end."
+    best, base = max(ran, key=lambda each: each.samples_per_s), _baseline(ran)
+    text = f"The most samples a second has {best.label}: {best.samples_per_s:,.0f}"
+    if base is not None and best is not base:
+        times = best.samples_per_s / base.samples_per_s
+        text += f", {times:.2f} times those of synchronous SGD"
+        text += f", with {price}" if (price := _price(best, base)) else ""
+    return (
+        f"{text}. Nothing was learnt: how much staler gradients or larger rounds cost, "
+        "a race with another --task shows."
+    )
+
+
+def _nobody(race: Race, target: Target, found: list[Standing]) -> str:
     limit = race.plan.until
     within = f"{limit.amount:.0f} {race.unit}" if limit.kind == "target" else str(limit)
-    text = f"Nobody reached {race.plan.target} within {within}"
-    metric = "final_accuracy" if race.plan.target.metric == "accuracy" else "final_loss"
+    text = f"Nobody reached {target} within {within}"
+    metric = "final_accuracy" if target.metric == "accuracy" else "final_loss"
     scores = {each.label: score for each in found if (score := each.mean(metric)) is not None}
     if not scores:
         return f"{text}: no run came to its end."

@@ -65,8 +65,9 @@ class Step:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            sums.append(view)
-            grads.append(parameter.grad)
+            if view.numel():
+                sums.append(view)
+                grads.append(parameter.grad)
         if round.divisor == 1.0:  # one micro-batch alone: to copy is quicker than to divide
             torch._foreach_copy_(grads, sums)
             return

@@ -56,8 +56,11 @@ class Gradients:
                 continue
             self._check_dense(number, grad)
             pile.used[number] = True
-            into.append(number)
-            grads.append(grad)
+            if grad.numel():
+                into.append(number)
+                grads.append(grad)
+        if not (into or without):  # parameters of no numbers, of which there is nothing to add
+            return
         views = pile.flats.views
         if pile.before is not None:  # what was there stays there, to be added to again
             there = pile.before.flats.views

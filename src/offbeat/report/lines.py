@@ -101,6 +101,8 @@ class End(_Line):
 class Result(_Line):
     kind: Literal["result"]
     seconds_to_target: FiniteFloat | None = None
+    seconds: FiniteFloat | None = None
+    steps: NonNegativeInt | None = None
     final_accuracy: float | None = None
     final_loss: float | None = None
     utilization: FiniteFloat | None = None

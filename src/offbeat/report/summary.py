@@ -25,6 +25,18 @@ _NARROW = (  # a terminal may have 80 columns
 )
 
 
+_NARROW_TIMED = (
+    "algorithm",
+    "steps/s",
+    "samples/s",
+    "speed-\nup",
+    "utili-\nsation",
+    "waited",
+    "drop-\nped",
+    "stale-\nness",
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """What came of one algorithm, over all its seeds. None where the records do not say."""
@@ -52,13 +64,22 @@ class Row:
     """The last one of every seed."""
     losses: tuple[float, ...]
     """Likewise."""
+    steps_per_s: float | None
+    """Of all workers together, where nothing is learnt; the mean over the seeds."""
+    samples_per_s: float | None
+    """Likewise, of the samples that were not dropped."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether nothing is learnt: what is compared is speed."""
+        return self.samples_per_s is not None
 
 
 def rows(runs: Runs) -> list[Row]:
     """Compare the algorithms."""
     groups = runs.groups()
     baseline = {
-        setting(group[0]): {run.about.seed: _to_target_s(run) for run in group}
+        setting(group[0]): {run.about.seed: _compared_s(run) for run in group}
         for group in reversed(groups.values())  # the first of several is the one
         if group[0].synchronous
     }
@@ -74,7 +95,18 @@ def seconds_of(runs: Runs) -> str:
 
 def headings(runs: Runs) -> tuple[str, ...]:
     """The columns, with the seconds called what they are."""
-    seconds = seconds_of(runs)
+    seconds, compared = seconds_of(runs), rows(runs)
+    if _all_timed(compared):
+        return (
+            "algorithm",
+            f"steps a {seconds}",
+            f"samples a {seconds}",
+            "speed-up",
+            "utilisation",
+            f"waited, {seconds}",
+            "dropped",
+            "staleness, mean and most",
+        )
     return (
         "algorithm",
         "lr",
@@ -84,23 +116,40 @@ def headings(runs: Runs) -> tuple[str, ...]:
         f"waited, {seconds}",
         "dropped",
         "staleness, mean and most",
-        f"final {_score_of(rows(runs))}",
+        f"final {_score_of(compared)}",
     )
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text, under the headings."""
+    if row.timed:
+        return (
+            row.name,
+            _text(row.steps_per_s, "{:,.1f}"),
+            _text(row.samples_per_s, "{:,.0f}"),
+            *_shared_cells(row),
+        )
     return (
         row.name,
         _text(row.rate, "×{:g}"),
         _to_target(row),
+        *_shared_cells(row),
+        _score(row),
+    )
+
+
+def _shared_cells(row: Row) -> tuple[str, ...]:
+    return (
         _text(row.speed_up, "{:.2f}×"),
         _text(row.utilization, "{:.0%}"),
         _text(row.waited_s, "{:,.1f}"),
         _text(row.dropped, "{:.0%}"),
         _staleness(row),
-        _score(row),
     )
+
+
+def _all_timed(compared: Sequence[Row]) -> bool:
+    return bool(compared) and all(row.timed for row in compared)
 
 
 def table(runs: Runs) -> Table:
@@ -113,7 +162,8 @@ def table(runs: Runs) -> Table:
         caption_justify="left",
     )
     compared = rows(runs)
-    for number, heading in enumerate((*_NARROW, f"final\n{_score_of(compared)}")):
+    narrow = (*_NARROW, f"final\n{_score_of(compared)}")
+    for number, heading in enumerate(_NARROW_TIMED if _all_timed(compared) else narrow):
         if number == 0:
             shown.add_column(heading, style="bold", overflow="fold")
         else:
@@ -146,7 +196,7 @@ def loss(run: Run) -> float | None:
 
 def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
     median = statistics.median(_to_target_s(run) for run in group)
-    pairs = [(baseline.get(run.about.seed, math.inf), _to_target_s(run)) for run in group]
+    pairs = [(baseline.get(run.about.seed, math.inf), _compared_s(run)) for run in group]
     ratios = [theirs / ours for theirs, ours in pairs if math.isfinite(theirs + ours) and ours > 0]
     known_most = [most for run in group if (most := _max_staleness(run)) is not None]
     return Row(
@@ -164,6 +214,8 @@ def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
         max_staleness_rounds=max(known_most, default=None),
         accuracies=tuple(value for run in group if (value := accuracy(run)) is not None),
         losses=tuple(value for run in group if (value := loss(run)) is not None),
+        steps_per_s=_mean(_steps_per_s(run) for run in group),
+        samples_per_s=_mean(_samples_per_s(run) for run in group),
     )
 
 
@@ -173,6 +225,26 @@ def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
 def _to_target_s(run: Run) -> float:
     found = None if run.result is None else run.result.seconds_to_target
     return math.inf if found is None else found
+
+
+def _compared_s(run: Run) -> float:
+    """What is compared: seconds to the target, or seconds a sample where there is none."""
+    rate = _samples_per_s(run)
+    return 1 / rate if rate else _to_target_s(run)
+
+
+def _steps_per_s(run: Run) -> float | None:
+    said = run.result
+    if run.about.target or said is None or not said.seconds or said.steps is None:
+        return None
+    return said.steps / said.seconds
+
+
+def _samples_per_s(run: Run) -> float | None:
+    said = run.result
+    if run.about.target or said is None or not said.seconds or said.samples is None:
+        return None
+    return (said.samples - (said.dropped_samples or 0.0)) / said.seconds
 
 
 def _utilization(run: Run) -> float | None:

@@ -72,6 +72,11 @@ class Arrivals:
         return new
 
     @property
+    def on_time(self) -> bool:
+        """Whether this worker has arrived on time; then it has no more to say for the round."""
+        return self._announced % ABSENT == ON_TIME
+
+    @property
     def completes(self) -> bool:
         """Whether the round starts as soon as this worker arrives.
 

@@ -185,7 +185,7 @@ class Background(Service):
                     return
                 oldest = self.log.next()
                 self.log.folded += 1
-            yield oldest.taken(self.merge)
+            yield oldest.but(merge=self.merge)
             with self._state:
                 self.log.returned()
 

@@ -227,7 +227,9 @@ class Engine(Presence):
             if self.log.completed < last:
                 self._awaits = last
                 self._waits_since = self._world.now()
-                self._stir()
+                # Who has arrived on time for the very round that it waits for has no more to say.
+                if self._rules.by_messenger or not self._has_arrived or last > self._started + 1:
+                    self._stir()
                 self._state.wait_for(lambda: self.log.completed >= last or self._ended)
                 self._waits_since = None
         waited_s = self._world.now() - began

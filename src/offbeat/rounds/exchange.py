@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from offbeat.rounds.header import Header, Share, Shares
+from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.pile import Pile
 from offbeat.worlds.base import Channel, Work, World
@@ -71,11 +71,12 @@ class SumOverAll:
         return shares
 
     def _reduced(self, pile: Pile, share: Share) -> Shares:
-        pile.flats.write_margin(self._header.written(self._world.rank, share))
+        margin = pile.flats.margin
+        margin.write(self._header.written(self._world.rank, share))
         pile.blank = False
         while len(self._under_way) < len(pile.flats.tensors):
             self.launch(pile)
         under_way, self._under_way = self._under_way, []
         for work in under_way:
             work.wait()
-        return self._header.read(pile.flats.read_margin())
+        return read(self._header, margin.read(), margin.kind)

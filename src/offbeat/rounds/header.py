@@ -2,6 +2,7 @@
 
 Each worker fills its own slots and leaves the others' zero, so the sum over workers is a gathering,
 and all hold the same bits of it. What is wanted of all together has one slot, not one a worker.
+Reading the header of many workers takes time: those who share a process read the same bits once.
 
     by rank        samples, presence, age, staleness, bad parameter, notes of the algorithm
     of all         micro-batches, weight, staleness times samples, changed, learning rates
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from offbeat.rounds import rates as learning_rates
+from offbeat.rounds.layout import Kind
 from offbeat.rounds.rates import in_parts
 
 HERE, AWAY, PAUSED, LEFT = range(4)  # a worker's presence
@@ -45,7 +48,7 @@ class Share:
     used: Sequence[bool] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shares:
     """All workers' shares of a round, as it has gathered them; columns are by rank."""
 
@@ -64,45 +67,82 @@ class Shares:
     """What the round is applied with: see rates.py."""
     used: tuple[bool, ...]
 
+    @cached_property
+    def total_samples(self) -> float:
+        """Of all workers."""
+        return sum(self.samples)
+
+    @cached_property
+    def here(self) -> tuple[int, ...]:
+        """Who is."""
+        return self._ranks(HERE)
+
+    @cached_property
+    def away(self) -> tuple[int, ...]:
+        """Who is."""
+        return self._ranks(AWAY)
+
+    @cached_property
+    def paused(self) -> tuple[int, ...]:
+        """Who has."""
+        return self._ranks(PAUSED)
+
+    @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Who takes part in the next round.
+
+        Those who have paused, if nobody else is here, will all be back before it.
+        """
+        return tuple(sorted(self.here + self.away)) or self.paused
+
+    def _ranks(self, presence: int) -> tuple[int, ...]:
+        return tuple(rank for rank, each in enumerate(self.presence) if each == presence)
+
 
 class Header:
     """The plan of a header: which number lies where."""
 
     def __init__(self, size: int, parameters: int, notes: int = 0, rates: int = 0) -> None:
+        self._plan = size, parameters, notes, rates
         self._size = size
         self._notes = notes
-        self._by_rank = (_BY_RANK + notes) * size
+        self._each = _BY_RANK + notes
+        self._by_rank = self._each * size
         self._rates = self._by_rank + _OF_ALL
         self._used = self._rates + learning_rates.room(rates)
-        self._no_rates = [0.0] * (self._used - self._rates)
         self.room = self._used + parameters
 
-    def written(self, rank: int, share: Share) -> list[float]:
-        """One worker's header."""
-        notes = (*share.notes, *[0.0] * self._notes)[: self._notes]
-        numbers = [0.0] * self._by_rank
-        numbers[rank :: self._size] = (
-            *in_parts(share.samples),
-            share.presence,
-            share.age,
-            share.stale,
-            share.bad,
-            *notes,
-        )
-        numbers += (
-            share.micro_batches,
-            *in_parts(share.weight),
-            share.stale_samples,
-            share.changed,
-        )
-        numbers += learning_rates.written(share.rates, share.samples) or self._no_rates
-        numbers += share.used or [0.0] * (self.room - self._used)
-        return numbers
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Header) and self._plan == other._plan
 
-    def read(self, numbers: list[float]) -> Shares:
+    def __hash__(self) -> int:
+        return hash(self._plan)
+
+    def written(self, rank: int, share: Share) -> dict[int, Sequence[float]]:
+        """One worker's header: runs of numbers, by their place; the rest is zeros."""
+        return {
+            rank * self._each: (
+                *in_parts(share.samples),
+                share.presence,
+                share.age,
+                share.stale,
+                share.bad,
+                *share.notes[: self._notes],
+            ),
+            self._by_rank: (
+                share.micro_batches,
+                *in_parts(share.weight),
+                share.stale_samples,
+                share.changed,
+            ),
+            self._rates: learning_rates.written(share.rates, share.samples),
+            self._used: share.used,
+        }
+
+    def read(self, numbers: Sequence[float]) -> Shares:
         """What the sum of all workers' headers says."""
         size = self._size
-        columns = [numbers[first : first + size] for first in range(0, self._by_rank, size)]
+        columns = [list(numbers[first : self._by_rank : self._each]) for first in range(self._each)]
         samples = tuple(map(sum, zip(*columns[:3], strict=True)))
         micro_batches, *weight, stale_samples, changed = numbers[self._by_rank : self._rates]
         contributors = sum(map(bool, samples))
@@ -123,3 +163,9 @@ class Header:
             ),
             used=tuple(count > 0 for count in numbers[self._used :]),
         )
+
+
+@lru_cache(maxsize=8)
+def read(header: Header, sums: bytes, kind: Kind) -> Shares:
+    """What the sum of all workers' headers says, as it lies in memory."""
+    return header.read(memoryview(sums).cast(kind).tolist())

@@ -7,16 +7,18 @@ float32: a sum over workers of gradients times samples does not fit into 8 bits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_double, c_float
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from offbeat.errors import GradientError
+
+Kind = Literal["f", "d"]  # of numbers in memory: float32 or float64
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20  # a small one first, so that the network starts early
@@ -85,29 +87,37 @@ class Layout:
 class Numbers:
     """A few numbers in a flat tensor, on their way to all workers or back.
 
-    On the CPU they are read and written as memory, which is quick. A call of torch also gives up
-    the interpreter, and where the program computes in pure Python, getting it back takes a switch
+    They are read and written as memory, which is quick. A call of torch also gives up the
+    interpreter, and where the program computes in pure Python, getting it back takes a switch
     interval.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self._cells: Any = None
-        if tensor.device.type == "cpu":
-            kind = c_double if tensor.dtype == torch.float64 else c_float
-            self._cells = (kind * tensor.numel()).from_address(tensor.data_ptr())
+        self._tensor = tensor
+        self._here = tensor.cpu()  # the same, if it is on the CPU
+        self.kind: Kind = "d" if tensor.dtype == torch.float64 else "f"
+        cells = c_double if self.kind == "d" else c_float
+        self._cells: Any = (cells * tensor.numel()).from_address(self._here.data_ptr())
+        self._bytes = memoryview(self._cells).cast("B")
 
-    def write(self, numbers: list[float]) -> None:
-        """Put them in, as many as there is room for."""
-        if self._cells is None:
-            self.tensor.copy_(torch.tensor(numbers))
-        else:
-            self._cells[:] = numbers
+    def write(self, runs: Mapping[int, Sequence[float]]) -> None:
+        """Put in these runs of numbers, by their place, and zeros elsewhere."""
+        self._bytes[:] = _zeros(len(self._bytes))
+        for first, numbers in runs.items():
+            self._cells[first : first + len(numbers)] = numbers
+        if self._here is not self._tensor:
+            self._tensor.copy_(self._here)
 
-    def read(self) -> list[float]:
-        """Return what is there."""
-        numbers: list[float] = self.tensor.tolist() if self._cells is None else self._cells[:]
-        return numbers
+    def read(self) -> bytes:
+        """Return what is there; `memoryview(...).cast(kind)` makes numbers of it."""
+        if self._here is not self._tensor:
+            self._here.copy_(self._tensor)
+        return self._bytes.tobytes()
+
+
+@lru_cache(maxsize=8)
+def _zeros(count: int) -> bytes:
+    return bytes(count)
 
 
 class Flats:
@@ -143,16 +153,8 @@ class Flats:
         ]
 
     @cached_property
-    def _margin(self) -> Numbers:
+    def margin(self) -> Numbers:
         return Numbers(self.tensors[-1][self._layout.buckets[-1].numel :])
-
-    def write_margin(self, numbers: list[float]) -> None:
-        """Fill the margin."""
-        self._margin.write(numbers)
-
-    def read_margin(self) -> list[float]:
-        """Return what is in it."""
-        return self._margin.read()
 
 
 def _dense_strides(parameter: Tensor) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ Whatever comes out, it is a function of sums that all workers hold, so replicas 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from struct import pack, unpack
 from typing import Any
 
@@ -88,25 +89,26 @@ def room(values: int) -> int:
     return values * _SLOTS
 
 
-def written(values: Sequence[float], samples: float) -> list[float]:
-    """One contributor's numbers; zeros, if it brings no samples."""
+@lru_cache(maxsize=64)
+def written(values: tuple[float, ...], samples: float) -> tuple[float, ...]:
+    """One contributor's numbers; none, which are zeros, if it brings no samples."""
     if not samples:
-        return [0.0] * room(len(values))
+        return ()
     numbers: list[float] = []
     for value in values:
         (bits,) = unpack("<Q", pack("<d", value))
         numbers += [float(bits >> low & (1 << _PIECE) - 1) for low in _PIECES]
         numbers += in_parts(value * samples)
-    return numbers
+    return tuple(numbers)
 
 
 def read(numbers: Sequence[float], contributors: int, samples: float) -> tuple[float, ...]:
     """What the sum of all contributors' numbers says.
 
-    >>> two = [sum(pair) for pair in zip(written([0.1], 3.0), written([0.1], 5.0))]
+    >>> two = [sum(pair) for pair in zip(written((0.1,), 3.0), written((0.1,), 5.0))]
     >>> read(two, contributors=2, samples=8.0)
     (0.1,)
-    >>> two = [sum(pair) for pair in zip(written([0.1], 3.0), written([0.3], 1.0))]
+    >>> two = [sum(pair) for pair in zip(written((0.1,), 3.0), written((0.3,), 1.0))]
     >>> round(read(two, contributors=2, samples=4.0)[0], 12)
     0.15
     """
@@ -128,6 +130,7 @@ def read(numbers: Sequence[float], contributors: int, samples: float) -> tuple[f
     return tuple(values)
 
 
+@lru_cache(maxsize=64)
 def in_parts(number: float) -> tuple[float, float, float]:
     """Split a number into three that float32 holds, and whose sum is exactly it, or nearly."""
     high = _float32(number)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -74,22 +73,23 @@ class Round:
     merge: Merge | None = None
     """What a worker does with it."""
 
-    def taken(self, merge: Merge | None, waited_s: float = 0.0) -> Round:
-        """The same, by a worker that has waited so long, without the cost of `replace`."""
-        taken = object.__new__(Round)
-        taken.__dict__.update(self.__dict__, merge=merge, waited_s=waited_s)
-        return taken
+    samples: float = field(init=False)
+    """How many samples are in it."""
+    ranks: tuple[int, ...] = field(init=False)
+    """The workers that contributed."""
+
+    def __post_init__(self) -> None:
+        by_rank = self.samples_by_rank
+        object.__setattr__(self, "samples", sum(by_rank))
+        ranks = tuple(rank for rank, samples in enumerate(by_rank) if samples)
+        object.__setattr__(self, "ranks", ranks)
+
+    def but(self, **facts: Any) -> Round:
+        """The same but for these facts, without the cost of `replace`."""
+        other = object.__new__(Round)
+        other.__dict__.update(self.__dict__, **facts)
+        return other
 
     def mean(self) -> list[Tensor]:
         """The sum over its divisor: new tensors, in the shapes that were contributed."""
         return [view / self.divisor for view in self.sum.views]
-
-    @cached_property
-    def samples(self) -> float:
-        """How many samples are in it."""
-        return sum(self.samples_by_rank)
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The workers that contributed."""
-        return tuple(rank for rank, samples in enumerate(self.samples_by_rank) if samples)

@@ -7,6 +7,7 @@ lock: whoever runs the round, the program in a lockstep or a background, does th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache
 
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
@@ -117,6 +118,11 @@ class Service:
     def _knows_start(self) -> bool:
         """Whether it is known who must be there for the next round."""
         return self._started == self.log.completed and not self._ended and not self._settled
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether the others have been told that this worker is on time for the next round."""
+        return self._knows_start and self._arrivals.on_time
 
     def _to_say(self) -> tuple[Start, int]:
         """What the program has to announce itself, if anything."""
@@ -237,36 +243,19 @@ class Service:
     def _log_round(self, round: int, pile: Pile, shares: Shares, began_s: float) -> None:
         """Append the round, and draw from its header what the next one needs."""
         size, rules = self._world.size, self._rules
-        samples, number = sum(shares.samples), self._offset + round
-        here, away, paused = (
-            tuple(rank for rank in range(size) if shares.presence[rank] == presence)
-            for presence in (HERE, AWAY, PAUSED)
-        )
+        samples, number = shares.total_samples, self._offset + round
+        here, away, paused = shares.here, shares.away, shares.paused
         divisor = {"workers": float(size), "moves": shares.weight}.get(
             rules.divisor, samples / pile.unit
         )
-        completed = Round(
-            round=number,
-            sum=pile.flats,
-            samples_by_rank=shares.samples,
-            divisor=divisor,
-            used=shares.used,
-            rates=shares.rates,
-            staleness_rounds=max(shares.stale - 1, 0),
-            mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
-            micro_batches=shares.micro_batches,
-            notes_by_rank=shares.notes,
-            here=size - shares.presence.count(LEFT),
-            began_s=began_s,
-            ended_s=self._world.now(),
-            bad=shares.bad,
+        completed = _told(shares, number, divisor).but(
+            sum=pile.flats, began_s=began_s, ended_s=self._world.now()
         )
         if self._choose is not None and completed.ranks:
             self._quorum = Quorum.of(self._choose(_measured(completed, pile)), size)
-        # Those who have paused, if nobody else is here, will all be back before the next round.
-        active, limit = tuple(sorted(here + away)) or paused, rules.max_staleness_rounds
+        active, limit = shares.active, rules.max_staleness_rounds
         computing = here if here or away else paused
-        due = (rank for rank in computing if limit is not None and shares.age[rank] >= limit)
+        due = () if limit is None else [rank for rank in computing if shares.age[rank] >= limit]
         following = self._start_of(round + 1, active, frozenset(due)) if active else None
         over = not here and not away
         with self._state:  # for as short as can be: the program may want to go on
@@ -313,12 +302,35 @@ class Service:
                     taken = self.log.next()
                     self.log.taken += 1
                     self._state.notify_all()
-                yield taken.taken(self.merge, waited_s)
+                yield taken.but(merge=self.merge, waited_s=waited_s)
                 with self._state:
                     self.log.returned()
                 waited_s = 0.0
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
+
+
+_NOTHING = Flats(Layout((), ()))
+
+
+@lru_cache(maxsize=8)
+def _told(shares: Shares, number: int, divisor: float) -> Round:
+    """What a round says to everyone alike: made once for all the workers of a virtual run."""
+    samples = shares.total_samples
+    return Round(
+        round=number,
+        sum=_NOTHING,
+        samples_by_rank=shares.samples,
+        divisor=divisor,
+        used=shares.used,
+        rates=shares.rates,
+        staleness_rounds=max(shares.stale - 1, 0),
+        mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
+        micro_batches=shares.micro_batches,
+        notes_by_rank=shares.notes,
+        here=len(shares.presence) - shares.presence.count(LEFT),
+        bad=shares.bad,
+    )
 
 
 def _measured(completed: Round, pile: Pile) -> Measured:

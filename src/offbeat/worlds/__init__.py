@@ -2,7 +2,7 @@
 
 from offbeat.worlds.alone import AloneWorld
 from offbeat.worlds.base import Activity, Channel, Condition, Control, Work, World
-from offbeat.worlds.current import enter_world, leave_world, rank, world_size
+from offbeat.worlds.current import enter_world, has_process_group, leave_world, rank, world_size
 from offbeat.worlds.real import RealWorld
 from offbeat.worlds.virtual import Run, VirtualWorld, run
 
@@ -18,6 +18,7 @@ __all__ = [
     "Work",
     "World",
     "enter_world",
+    "has_process_group",
     "leave_world",
     "rank",
     "run",

@@ -83,6 +83,11 @@ class Parked:
         self.task = task
         self.reason = reason
 
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has woken it yet."""
+        return self.task.parked is self
+
 
 class Clock:
     """The event loop of one virtual run."""

@@ -188,19 +188,26 @@ class _Activity:
 
 
 class _Condition(base.Condition):
-    """Tasks do not interrupt each other, so holding it only forbids to block."""
+    """Tasks do not interrupt each other, so holding it only forbids to block.
+
+    Whoever lets go of it looks at the predicates of those who wait, so that none of them is woken
+    to find that it must wait on.
+    """
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._waiting: list[Parked] = []
+        self._waiting: list[tuple[Parked, Callable[[], bool]]] = []
+        self._notified = False
 
     def __enter__(self) -> base.Condition:
-        self._clock.holder().held += 1
+        (self._clock.current or self._clock.holder()).held += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._clock.holder().held -= 1
+        (self._clock.current or self._clock.holder()).held -= 1
+        if self._notified:
+            self._look()
 
     def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
         task = self._clock.holder()
@@ -208,20 +215,29 @@ class _Condition(base.Condition):
             if until is not None and self._clock.now >= until:
                 return False
             parked = self._clock.park(self._name, until)
-            self._waiting.append(parked)
+            self._waiting.append((parked, predicate))
             task.held -= 1
+            if self._notified:
+                self._look()
             try:
                 self._clock.blocked(parked)
             finally:
                 task.held += 1
                 if until is not None:  # nobody may ever notify those whose time is up
-                    self._waiting = [each for each in self._waiting if each.task.parked is each]
+                    self._waiting = [each for each in self._waiting if each[0].waits]
         return True
 
     def notify_all(self) -> None:
+        self._notified = True
+
+    def _look(self) -> None:
+        self._notified = False
         waiting, self._waiting = self._waiting, []
-        for parked in waiting:
-            self._clock.wake(parked)
+        for parked, predicate in waiting:
+            if predicate():
+                self._clock.wake(parked)
+            elif parked.waits:
+                self._waiting.append((parked, predicate))
 
 
 class _Control(base.Control):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.lab.tasks import cifar10, digits, hyperplane, logistic, quadratic, text
+from offbeat.lab.tasks import cifar10, digits, hyperplane, logistic, quadratic, text, timing
 from offbeat.lab.tasks.base import Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "find"]
@@ -20,6 +20,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "hyperplane": hyperplane.task,
     "text": text.task,
     "cifar10": cifar10.task,
+    "timing": timing.task,
 }
 
 

@@ -30,16 +30,18 @@ class Task:
     name: str
     model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], Tensor]
-    """The mean over the samples of a micro-batch; it calls the model, as a wrapper must hear."""
+    """The mean over the samples of a micro-batch; it calls the model, as a wrapper must hear. If it
+    needs no backward pass, none is made."""
     batches: Callable[[int, int, int], Iterator[Batch]]
     """Of a rank, the number of workers and a seed: micro-batches without end."""
     evaluate: Callable[[nn.Module], tuple[float, float | None]]
     """Loss and accuracy, or None, on what nobody trains on."""
     optimizer: Callable[[nn.Module], Optimizer]
-    target: Target
+    target: Target | None
+    """None if nothing is learnt: then only speed is measured, in virtual time."""
     budget_steps: int
-    """With `--until target`, runs end after as many seconds as the slowest worker needs for so
-    many micro-batches: a generous multiple of what synchronous SGD needs."""
+    """With `--until target`, or without a target, runs end after as many seconds as the slowest
+    worker needs for so many micro-batches: a generous multiple of what synchronous SGD needs."""
     samples: Callable[[Batch], float] = _length
     """What a micro-batch weighs in averages, and in the cluster's `sample_s`."""
     draws: bool = True
