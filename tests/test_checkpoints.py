@@ -209,7 +209,9 @@ def test_a_state_inside_away_is_refused() -> None:
             dp.state_dict()
 
 
-def test_who_saves_alone_is_told_so() -> None:
+def test_who_saves_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBEAT_STUCK_S", "0.5")
+
     def worker() -> None:
         model = net()
         opt = sgd(model)

@@ -6,6 +6,7 @@ its program serves the others' rounds.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,6 @@ from offbeat.rounds.background import Background
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
-
-_LONG = 100
-"""Rounds of the others that a worker serves in a pause before it says where it waits."""
 
 
 class Presence(Background):
@@ -63,11 +61,14 @@ class Presence(Background):
         Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
         follows, on every worker.
         """
-        for served, each in enumerate(self._served(PAUSED)):
-            if served == _LONG:
+        warns_at = self._world.now() + self._world.stuck_s
+        for each in self._served(PAUSED):
+            if self._world.now() > warns_at:
+                warns_at = math.inf
                 warnings.warn(
-                    f"worker {self._world.rank} waits in dp.state_dict() for the others, who have "
-                    f"made {_LONG} rounds since: every worker must call it, at the same place",
+                    f"worker {self._world.rank} has waited in dp.state_dict() for "
+                    f"{self._world.stuck_s:g} s, and the others make rounds: every worker must "
+                    "call it, at the same place. To be told later, set OFFBEAT_STUCK_S (seconds)",
                     StuckWarning,
                     stacklevel=2,
                 )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -161,6 +162,18 @@ class Closeable(Protocol):
         """Hold up nobody meanwhile: the program is busy elsewhere, at `where`."""
 
 
+def stuck_s() -> float:
+    """Return after how many seconds of waiting for others a program warns."""
+    text = os.environ.get("OFFBEAT_STUCK_S", "") or "300"
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not limit > 0:
+        raise ValueError(f"OFFBEAT_STUCK_S must be a number of seconds above 0, got {text!r}")
+    return limit
+
+
 class World(ABC):
     """One worker's view of the cluster; see the module's docstring for the verbs."""
 
@@ -178,6 +191,7 @@ class World(ABC):
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
+        self.stuck_s = stuck_s()
         self._is_elsewhere = False
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf

@@ -37,7 +37,6 @@ from offbeat.errors import StuckWarning
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
 
-_STUCK_S = 300.0
 _LOOKS = 10  # within the limit: how finely it is told
 _HIDDEN = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _WRAPPERS = ("wrapper", "_fn", "inner", "wait")
@@ -60,24 +59,12 @@ class _Stay(NamedTuple):
     since: float
 
 
-def stuck_s() -> float:
-    """Return after how many seconds in a collective of its own a worker warns."""
-    text = os.environ.get("OFFBEAT_STUCK_S", "") or str(_STUCK_S)
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not limit > 0:
-        raise ValueError(f"OFFBEAT_STUCK_S must be a number of seconds above 0, got {text!r}")
-    return limit
-
-
 class OwnCollectives:
     """What one worker's program does in torch.distributed while its world is open."""
 
-    def __init__(self, world: RealWorld, limit_s: float) -> None:
+    def __init__(self, world: RealWorld) -> None:
         self._world = world
-        self._limit_s = limit_s
+        self._limit_s = world.stuck_s
         self._program = threading.get_ident()
         self._stay: _Stay | None = None
         self._watching = False

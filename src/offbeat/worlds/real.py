@@ -19,10 +19,10 @@ import torch.distributed as dist
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, WorkerLostError
 from offbeat.worlds import base
-from offbeat.worlds.base import checked_members
+from offbeat.worlds.base import checked_members, stuck_s
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
-from offbeat.worlds.own import OwnCollectives, stuck_s
+from offbeat.worlds.own import OwnCollectives
 from offbeat.worlds.small import Small
 from offbeat.worlds.store import Clients, Control, pool
 from offbeat.worlds.threads import ThreadedWorld
@@ -48,7 +48,7 @@ class RealWorld(ThreadedWorld):
         self, cluster: Cluster | None = None, seed: int = 0, time_out_s: float = 1800.0
     ) -> None:
         global _opened, _made_default_group
-        limit_s = stuck_s()  # which may be wrong: before anybody counts on this worker
+        stuck_s()  # which may be wrong: before anybody counts on this worker
         if not dist.is_initialized():
             # Kept until the process exits: a second one on the same store would meet the
             # addresses that the first has left there.
@@ -73,7 +73,7 @@ class RealWorld(ThreadedWorld):
             self._liveness.watch()
         agreed = self.control.add("within one host", 0) == self.size
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
-        self._own = OwnCollectives(self, limit_s)
+        self._own = OwnCollectives(self)
         if cluster is not None:
             self.barrier("begin", self.size)  # paced devices count from one moment
             self._began += self.now()
