@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from schedules import SILENT, Plan, Schedule
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.errors import StuckWarning
 from offbeat.merges import Shift, Step
 from offbeat.rounds import Engine, Layout, Pile, Round
 from offbeat.rounds.start import Start
@@ -28,9 +30,11 @@ def play(schedule: Schedule) -> list[Outcome]:
         latency_s=schedule.latency_s,
         bandwidth_bytes_per_s=schedule.bandwidth_bytes_per_s,
     )
-    results = offbeat.run(
-        lambda: live(enter_world(), schedule, starts), cluster, own_random_state=False
-    ).results
+    with warnings.catch_warnings():  # a pause may take long here: latencies of seconds
+        warnings.simplefilter("ignore", StuckWarning)
+        results = offbeat.run(
+            lambda: live(enter_world(), schedule, starts), cluster, own_random_state=False
+        ).results
     by_engine = zip(*results, strict=True)
     return [Outcome(list(logs), seen) for logs, seen in zip(by_engine, starts, strict=True)]
 
