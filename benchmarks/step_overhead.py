@@ -1,12 +1,17 @@
 """Step time of offbeat's algorithms over DistributedDataParallel's, on two Gloo workers.
 
-For each model all contestants live in the same two processes and take turns: a block of DDP steps,
-a block of SyncSGD steps, and so on, in an order that changes with every turn. The ratio is taken
-within a turn, and the median over turns is reported with its quartiles. Memory is the highest
-resident size of a process that trains with one contestant alone, beyond that of a process that
-trains without any; the larger model only, since small ones drown in noise.
+Each algorithm lives with DDP in the same two processes, and they take turns: a block of DDP steps,
+a block of its own, in an order that changes with every turn. The ratio is taken within a turn, and
+the median over turns is reported with its quartiles. A step is one backward pass. SyncSGD with four
+micro-batches a round is compared with DDP that accumulates four by `no_sync`.
 
-    python benchmarks/step_overhead.py [--quick] [--json FILE]
+Memory is the highest resident size of a process that trains with one contestant alone, beyond that
+of a process that trains without any; the larger model only, since small ones drown in noise.
+
+    python benchmarks/step_overhead.py [--quick] [--busy N] [--runs N] [--json FILE]
+
+`--busy 4` has four processes beside it that do nothing but compute, `--runs 10` measures ten times:
+to see that all end.
 """
 
 from __future__ import annotations
@@ -16,9 +21,12 @@ import json
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import common
@@ -31,18 +39,21 @@ import offbeat
 
 ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
+    "sync_4": lambda: offbeat.SyncSGD(micro_batches=4),
     "eager_all": lambda: offbeat.EagerSGD("all"),
     "eager_majority": lambda: offbeat.EagerSGD("majority"),
+    "eager_half": offbeat.EagerSGD,
     "eager_solo": lambda: offbeat.EagerSGD("solo"),
-}
-ALONE: dict[str, Callable[[], offbeat.Algorithm]] = {
-    **ALGORITHMS,
     "abs": offbeat.ABSSGD,
-    "abs_local": lambda: offbeat.WaitFreeLocalSGD(),
-    "dropcompute": lambda: offbeat.DropCompute(2),
-    "nonblocking": lambda: offbeat.NonblockingSGD(2),
+    "waitfree": offbeat.WaitFreeLocalSGD,
+    "nonblocking": lambda: offbeat.NonblockingSGD(1),
+    "dropcompute": lambda: offbeat.DropCompute(1),
+    "lbbsp": lambda: offbeat.LBBSP(1),
+    "local": lambda: offbeat.LocalSGD(1),
+    "msync": lambda: offbeat.MSyncSGD(2),
 }
-"""Those whose memory is measured: a step of the others is not comparable with one of DDP's."""
+REFERENCES = {"sync_4": "ddp_4"}
+"""What an algorithm is compared with, if not with plain DDP."""
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
@@ -76,16 +87,27 @@ class Contestant:
         torch.manual_seed(0)
         model, self.x = make()
         self.y = torch.randint(0, 10, (len(self.x),))
-        self.model = DistributedDataParallel(model) if name == "ddp" else model
+        self.ddp = DistributedDataParallel(model) if name.startswith("ddp") else None
+        self.model = self.ddp or model
+        self.accumulates = 4 if name == "ddp_4" else 1
+        self.backwards = 0
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         self.dp: offbeat.Attachment | None = None
-        if name not in ("ddp", "plain"):
-            self.dp = offbeat.attach(model, self.optimizer, ALONE[name]())
+        if self.ddp is None and name != "plain":
+            self.dp = offbeat.attach(model, self.optimizer, ALGORITHMS[name]())
 
     def step(self) -> None:
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+        self.backwards += 1
+        if self.ddp is not None and self.backwards % self.accumulates:
+            with self.ddp.no_sync():
+                self.backward()
+            return
+        self.backward()
         self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def backward(self) -> None:
+        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
 
     def seconds(self, steps: int) -> float:
         dist.barrier()
@@ -111,7 +133,7 @@ def resident_bytes(name: str) -> None:
 
 def memory() -> dict[str, float]:
     """Return the peak of resident bytes by contestant, beyond plain training; median of three."""
-    peaks: dict[str, list[float]] = {name: [] for name in ["plain", "ddp", *ALONE]}
+    peaks: dict[str, list[float]] = {name: [] for name in ["plain", "ddp", *ALGORITHMS]}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
             for name, values in peaks.items():
@@ -122,58 +144,85 @@ def memory() -> dict[str, float]:
     return {name: peak - middle["plain"] for name, peak in middle.items() if name != "plain"}
 
 
-def race(turns: int, block: int) -> None:
-    """Let all contestants take turns, and write the ratios of every turn."""
+def race(models: list[str], turns: int, block: int) -> None:
+    """Let each algorithm take turns with its reference, and write the ratios of every turn."""
     dist.init_process_group("gloo")
-    ratios: dict[str, dict[str, list[float]]] = {}
-    for model, make in MODELS.items():
-        names = ["ddp", *ALGORITHMS]
-        contestants = {name: Contestant(make, name) for name in names}
-        for contestant in contestants.values():
-            contestant.seconds(5)  # warm up; DDP rebuilds its buckets after the first step
-        ratios[model] = {name: [] for name in ALGORITHMS}
-        steps_ms: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(turns):
-            order = names[turn % len(names) :] + names[: turn % len(names)]
-            took = {name: contestants[name].seconds(block) for name in order}
-            for name in names:
-                steps_ms[name].append(1e3 * took[name])
-            for name in ALGORITHMS:
-                ratios[model][name].append(took[name] / took["ddp"])
-        if dist.get_rank() == 0:
-            shown = (f"{name} {statistics.median(ms):.1f}" for name, ms in steps_ms.items())
-            print(f"{model}: milliseconds a step: {', '.join(shown)}", flush=True)
-        for contestant in contestants.values():
-            if contestant.dp is not None:
-                contestant.dp.close()
+    ratios: dict[str, dict[str, list[float]]] = {model: {} for model in models}
+    for model in models:
+        for name in ALGORITHMS:
+            ratios[model][name] = pair(MODELS[model], name, turns, block)
+            if dist.get_rank() == 0:
+                print(f"{model:5} {name:15} {common.spread(ratios[model][name])}", flush=True)
     if dist.get_rank() == 0:
         Path(os.environ["OFFBEAT_BENCHMARK_OUT"]).write_text(json.dumps(ratios))
     dist.destroy_process_group()
 
 
+def pair(
+    make: Callable[[], tuple[nn.Module, Tensor]], name: str, turns: int, block: int
+) -> list[float]:
+    """Return an algorithm's step time over its reference's, turn by turn."""
+    names = (REFERENCES.get(name, "ddp"), name)
+    reference, ours = contestants = [Contestant(make, each) for each in names]
+    for contestant in contestants:
+        contestant.seconds(8)  # warm up; DDP rebuilds its buckets after the first step
+    ratios = []
+    for turn in range(turns):
+        order = contestants if turn % 2 else contestants[::-1]
+        took = {id(each): each.seconds(block) for each in order}
+        ratios.append(took[id(ours)] / took[id(reference)])
+    assert ours.dp is not None
+    ours.dp.close()
+    return ratios
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Have so many processes compute beside the block."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    beside = [subprocess.Popen(loop) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in beside:
+            each.kill()
+            each.wait()
+
+
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
+    parser.add_argument("--runs", type=int, default=1, help="how often to measure")
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         if arguments.memory:
             resident_bytes(arguments.memory)
         else:
-            race(*((6, 5) if arguments.quick else (30, 12)))
+            race(*((["conv"], 2, 4) if arguments.quick else (list(MODELS), 20, 12)))
         return
-    with tempfile.TemporaryDirectory() as folder:
+    every: list[dict[str, dict[str, list[float]]]] = []
+    with tempfile.TemporaryDirectory() as folder, busy(arguments.busy):
         out = Path(folder) / "ratios"
         os.environ["OFFBEAT_BENCHMARK_OUT"] = str(out)
-        common.torchrun(__file__, 2, *(["--quick"] if arguments.quick else []))
-        ratios = json.loads(out.read_text())
+        for run in range(arguments.runs):
+            common.torchrun(__file__, 2, *(["--quick"] if arguments.quick else []))
+            every.append(json.loads(out.read_text()))
+            print(f"run {run + 1} of {arguments.runs} has ended", flush=True)
+    ratios = {
+        model: {name: [r for each in every for r in each[model][name]] for name in ALGORITHMS}
+        for model in every[0]
+    }
     figures = {
         "ratio": {
             model: {name: statistics.median(values) for name, values in by_name.items()}
             for model, by_name in ratios.items()
         },
         "ratios": ratios,
+        "busy": arguments.busy,
+        "runs": arguments.runs,
     }
-    if not arguments.quick:
+    if not arguments.quick and not arguments.busy:
         figures["memory_beyond_plain_bytes"] = beyond = memory()
         gradient_bytes = 4 * sum(parameter.numel() for parameter in mlp()[0].parameters())
         for name, extra in beyond.items():
