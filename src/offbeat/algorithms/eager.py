@@ -17,9 +17,9 @@ samples that are in it, not by the number of workers (`average="workers"` is the
 can be an exact number: by default any half of the workers, where the paper's majority is one worker
 drawn for each round, and half of them in expectation only. A gradient is late if a round has
 started since its parameters; `lateness="step"` is the paper's: if the round with the number of the
-worker's own step has, so that steps and rounds keep step. Staleness can be bounded. With `delay=1`
-nobody waits for the round that takes its gradient either, but computes the next one meanwhile, as
-in ABS-SGD.
+worker's own step has, so that steps and rounds keep step; it was slower, or as fast within the
+spread (docs/measured.md). Staleness can be bounded. With `delay=1` nobody waits for the round that
+takes its gradient either, but computes the next one meanwhile, as in ABS-SGD.
 
 Do not use solo when some workers are always slow: their gradients come late every time. Where the
 order of the data matters, mind that fast workers see more of theirs.
