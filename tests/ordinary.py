@@ -55,7 +55,7 @@ ALGORITHMS = {
         "delay=0",
         "max_micro_batches=2",
         "trigger='back_to_back'",
-        "trigger='timer', period_s=0.05",
+        "min_batch=16",
         "max_wait_s=0.1",
         "warm_up_rounds=3",
     ),
