@@ -16,6 +16,8 @@ from offbeat.clusters import Cluster
 from offbeat.errors import DisagreementError, StuckWarning
 from offbeat.worlds import enter_world
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = Cluster.parse("workers = 3\nspeed = [1.0, 0.7, 0.5]\n[compute]\nstep_s = 1.0")
 LOCKSTEP = [
     offbeat.SyncSGD(),

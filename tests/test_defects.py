@@ -548,6 +548,7 @@ step_s = 0.1
 """
 
 
+@pytest.mark.slow
 def test_wait_free_local_sgd_settles_where_every_step_weighs_the_same(tmp_path: Path) -> None:
     """Speeds 2:1 and optima at +1 and -1: the mean over steps is (2 - 1) / 3."""
     file = tmp_path / "cluster.toml"

@@ -51,6 +51,7 @@ def test_the_example_is_under_40_lines_and_says_how_to_run_it() -> None:
         assert f"\n{command} {EXAMPLE}" in text
 
 
+@pytest.mark.slow
 def test_the_example_learns_in_one_process() -> None:
     assert learnt(output(sys.executable, EXAMPLE), workers=1)
 

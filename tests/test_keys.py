@@ -17,6 +17,8 @@ from offbeat.rounds.bells import _BLOCK
 from offbeat.testing import processes
 from offbeat.worlds import enter_world
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = Cluster.parse(
     "workers = 3\nspeed = [1.0, 0.8, 0.5]\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 1e-3"
 )

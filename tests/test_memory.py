@@ -17,6 +17,8 @@ from offbeat.replica.overlap import Overlap
 from offbeat.rounds import Flats
 from offbeat.worlds import enter_world
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = Cluster.parse(
     """
     workers = 4

@@ -80,6 +80,7 @@ def test_by_hand_five_of_eight_are_best_and_all_cost_nearly_four_times_as_much()
     assert exact[8 - 1] / exact[5 - 1] == pytest.approx(3.77, abs=0.01)
 
 
+@pytest.mark.slow
 def test_m_is_chosen_well_where_now_one_is_slow_and_now_another() -> None:
     exact = costs(100.0)
     for seed in range(20):
@@ -93,6 +94,7 @@ def test_m_does_not_flap() -> None:
         assert sum(before != after for before, after in pairwise(seen)) <= 2, f"seed {seed}"
 
 
+@pytest.mark.slow
 def test_where_the_exchange_is_dear_more_workers_are_worth_waiting_for() -> None:
     exact = costs(100.0, exchange_s=10.0)
     assert exact.index(min(exact)) + 1 == 7

@@ -11,6 +11,8 @@ import torch
 from offbeat.averages import Average
 from offbeat.noise_scale import NoiseScale
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(20)
 
 

@@ -33,6 +33,8 @@ from offbeat.lab.train import Outcome, WorkerFailed
 from offbeat.records import Line, read
 from offbeat.report import measured, rows
 
+pytestmark = pytest.mark.slow
+
 SRC = Path(offbeat.__file__).parents[1]
 CLUSTER = "two-slow-of-eight"
 

@@ -326,6 +326,7 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], mes
         local(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fixed_point", "settles"), [("samples", 1 / 3), ("workers", 0.0)])
 def test_where_two_workers_with_unlike_data_settle(fixed_point: Any, settles: float) -> None:
     """Speeds 2:1, optima 1 and -1: the fast one has two thirds of the samples."""
