@@ -29,6 +29,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed import TCPStore
 
+from offbeat.testing import job_variables
+
 START_S = 90.0
 """How long the start of processes may take, on a busy machine."""
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
@@ -168,15 +170,7 @@ def _work(rank: int, workers: int, port: int, pipe: Connection, dump: Path) -> N
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with dump.open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(workers),
-            LOCAL_WORLD_SIZE=str(workers),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            TORCHELASTIC_USE_AGENT_STORE="True",
-        )
+        os.environ.update(job_variables(rank, workers, port))
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         pipe.send("ready")

@@ -314,16 +314,7 @@ def processes(
     began, children = time.monotonic(), []
     folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
     for rank in range(workers):
-        variables = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(workers),
-            "LOCAL_WORLD_SIZE": str(workers),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            **(environment or {}),
-        }
+        variables = {**job_variables(rank, workers, store.port), **(environment or {})}
         child = spawning.Process(
             target=_child, args=(folder / str(rank), variables, function, arguments)
         )
@@ -353,6 +344,19 @@ def processes(
             if one.exit_code != 0:
                 raise RuntimeError(f"worker {one.rank} ended with exit status {one.exit_code}")
     return ordered
+
+
+def job_variables(rank: int, workers: int, port: int) -> dict[str, str]:
+    """What torchrun tells a worker of a job on this host, whose store is served at `port`."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def _child(

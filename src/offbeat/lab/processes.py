@@ -27,6 +27,7 @@ from offbeat.errors import WorkerLostError
 from offbeat.lab import tasks
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.train import Outcome, Plan, Shared, Tell, WorkerFailed, train
+from offbeat.testing import job_variables
 
 _VERDICT_S = 5.0
 """How long to wait, once a worker has failed, for the one that failed first to say why."""
@@ -142,15 +143,7 @@ class Pool:
 def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
     """The life of a worker: run after run, until nobody asks for another one."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(workers),
-        LOCAL_WORLD_SIZE=str(workers),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
+    os.environ.update(job_variables(rank, workers, port))
     torch.set_num_threads(1)
     while True:
         try:
