@@ -249,7 +249,7 @@ def _scheduled(bring: Any) -> list[float]:
         model = net()
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-        with offbeat.attach(model, opt, Local(2), scheduler=scheduler):
+        with offbeat.attach(model, opt, Local(2), scheduler=scheduler, schedule_by="rounds"):
             for step in range(6):
                 opt.zero_grad()
                 if bring(offbeat.rank(), step):
@@ -276,7 +276,7 @@ def test_schedulers_agree_after_the_block_though_a_worker_has_left_early(counts:
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
         for _ in range(2):
-            with offbeat.attach(model, opt, Local(2), scheduler=scheduler):
+            with offbeat.attach(model, opt, Local(2), scheduler=scheduler, schedule_by="rounds"):
                 for step in range(counts[offbeat.rank()]):
                     opt.zero_grad()
                     (0.01 * loss(model, offbeat.rank(), step)).backward()

@@ -80,7 +80,8 @@ def test_a_scheduler_follows_the_rounds_on_late_workers_too() -> None:
         model = net()
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.99)
-        with offbeat.attach(model, opt, offbeat.EagerSGD("solo"), scheduler=scheduler) as dp:
+        solo = offbeat.EagerSGD("solo")
+        with offbeat.attach(model, opt, solo, scheduler=scheduler, schedule_by="rounds") as dp:
             for step in range(_steps(offbeat.rank())):
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()

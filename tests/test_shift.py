@@ -85,6 +85,8 @@ def test_at_equal_rounds_all_agree_on_the_same_bits(settings: dict[str, Any]) ->
 
 def test_between_rounds_each_worker_is_ahead_by_its_own_steps() -> None:
     def look(dp: offbeat.Attachment, model: torch.nn.Module) -> tuple[bool, bool]:
+        with dp.agreed():
+            pass  # now this worker is at the newest round
         before = parameters(model)
         with dp.agreed():
             moved = not same(parameters(model), before)
@@ -181,13 +183,18 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
             take(rank)
 
 
-def test_looking_at_what_all_agree_on_changes_no_bit() -> None:
+def test_looking_once_more_at_what_all_agree_on_changes_no_bit() -> None:
     def look(dp: offbeat.Attachment, model: torch.nn.Module) -> None:
+        with dp.agreed():
+            pass
+
+    def look_often(dp: offbeat.Attachment, model: torch.nn.Module) -> None:
+        look(dp, model)
         with dp.agreed(), dp.agreed():
             pass
 
-    looked = offbeat.run(lambda: watched(local(), look), SLOW_NETWORK).results
-    ahead = offbeat.run(lambda: watched(local(), lambda *_: None), SLOW_NETWORK).results
+    looked = offbeat.run(lambda: watched(local(), look_often), SLOW_NETWORK).results
+    ahead = offbeat.run(lambda: watched(local(), look), SLOW_NETWORK).results
     assert all(same(mine, other) for (_, mine), (_, other) in zip(looked, ahead, strict=True))
 
 
@@ -210,7 +217,7 @@ def test_rounds_do_not_go_on_while_the_model_shows_what_all_agree_on(
             with dp.agreed():
                 act(dp, opt)
 
-    with pytest.raises(RuntimeError, match=r"inside dp.agreed\(\): move it out of that block"):
+    with pytest.raises(RuntimeError, match=r"inside dp.agreed\(\): move it out"):
         offbeat.run(worker, SLOW_NETWORK)
 
 

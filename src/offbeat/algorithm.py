@@ -25,6 +25,8 @@ class Algorithm(ABC):
 
     removed: ClassVar[Mapping[str, str]] = {}
     """Settings that there were once, `name` or `name=value`, and what to do without each."""
+    identical: ClassVar[bool] = True
+    """Whether replicas are the same to the bit at the end of the block."""
 
     def __new__(cls, *_: object, **settings: object) -> Self:
         for name, value in settings.items():
@@ -40,6 +42,11 @@ class Algorithm(ABC):
 
     def check(self, size: int) -> None:  # noqa: B027 - most settings fit any cluster
         """Raise ValueError if the settings do not fit a cluster of `size` workers."""
+
+    @property
+    def round_steps(self) -> int:
+        """Steps of each worker in a round of this method's synchronous form."""
+        return int(getattr(self, "micro_batches", 1))
 
     @abstractmethod
     def start(self, replica: Replica) -> None:

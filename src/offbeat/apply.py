@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.algorithm import Algorithm
 from offbeat.errors import NonFiniteGradientError
+from offbeat.followers import Followers
 from offbeat.replica import Replica, Stats
 from offbeat.rounds import Round
+from offbeat.schedule import Schedule
 
 
 class Applier:
@@ -27,7 +28,8 @@ class Applier:
         replica: Replica,
         optimizer: Optimizer,
         algorithm: Algorithm,
-        scheduler: LRScheduler | None,
+        schedule: Schedule,
+        followers: Followers,
         nonfinite: Literal["raise", "skip"],
         tell: Callable[..., None],
     ) -> None:
@@ -37,8 +39,12 @@ class Applier:
         self._replica = replica
         self._optimizer = optimizer
         self._algorithm = algorithm
-        self._scheduler = scheduler
-        self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
+        self.schedule = schedule
+        self._followers = followers
+        self.samples = 0.0
+        """Of all workers, in the rounds that this one has applied."""
+        self.asked_to_end = False
+        """Whether somebody has asked that all end their loops."""
         self._nonfinite = nonfinite
         self._tell = tell
         self._rounds: Iterator[Round] = iter(())
@@ -46,7 +52,7 @@ class Applier:
 
     def begin(self, rounds: Iterator[Round]) -> bool:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
-        self._check_scheduler()
+        self._check_schedule()
         self._rounds = rounds
         return self._next()
 
@@ -58,7 +64,7 @@ class Applier:
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
-        self._check_scheduler()
+        self._check_schedule()
         self._rounds = rounds
         self._apply_rest()
 
@@ -71,8 +77,9 @@ class Applier:
             elif each.samples:
                 each.merge.fold(each)
                 self._note(each)
+                self._followers.folded(each, each.merge.agreed())
             else:
-                self._passed_by()
+                self._passed_by(each)
 
     def may_fold(self, round: Round) -> bool:
         """Say whether the program need not hear of a round: it would not raise."""
@@ -104,7 +111,7 @@ class Applier:
             if each.bad is not None:
                 self._not_finite(each, *each.bad, skip=each.merge.skip)
             elif not each.samples:  # nobody had data: nothing to apply
-                self._passed_by()
+                self._passed_by(each)
             else:
                 self._round = each
                 if each.merge.begin(each):
@@ -117,34 +124,27 @@ class Applier:
         assert ended.merge is not None
         ended.merge.end(ended)
         self._note(ended)
+        if not ended.merge.own:
+            self._followers.applied(ended)
 
     def _note(self, applied: Round) -> None:
         assert applied.merge is not None
         self.stats.note(applied, self._replica.world.now())
-        if not applied.merge.own:
-            self._tell_round(applied)
-            self._replica.round_began = self._replica.world.now()
-        if self._scheduler is not None:
-            for _ in range(applied.schedule_steps):
-                self._scheduler.step()
-            self._stepped = _counts(self._scheduler)
-
-    def _check_scheduler(self) -> None:
-        """Raise if the program steps the scheduler, too: at other moments on every worker."""
-        if self._scheduler is None:
+        if applied.merge.own:
             return
-        with self._replica.engine.undisturbed():
-            counts = _counts(self._scheduler)
-            if self._stepped not in (None, counts):
-                raise RuntimeError(
-                    "scheduler.step() was called by hand, though attach(..., scheduler=scheduler) "
-                    "has it stepped once per applied round: remove that call; or do not hand the "
-                    "scheduler to attach(), and each round takes the rate that its workers hold"
-                )
-            self._stepped = counts
+        self._tell_round(applied)
+        self.samples += applied.samples
+        self._passed_by(applied, applied=True)
 
-    def _passed_by(self) -> None:
+    def _check_schedule(self) -> None:
+        with self._replica.engine.undisturbed():
+            self.schedule.check()
+
+    def _passed_by(self, each: Round, applied: bool = False) -> None:
+        """A round is over, whatever has become of it."""
         self._replica.round_began = self._replica.world.now()
+        self.asked_to_end |= each.ends
+        self.schedule.round(each, applied)
 
     def _not_finite(
         self, bad: Round, rank: int, number: int, skip: Callable[[Round], None]
@@ -168,7 +168,7 @@ class Applier:
         if not merge.counts:  # own steps that are taken back
             self.stats.applied_samples -= mine
         skip(bad)
-        self._passed_by()
+        self._passed_by(bad)
 
     def _tell_round(self, applied: Round) -> None:
         self._tell(
@@ -183,19 +183,11 @@ class Applier:
             mean_staleness_rounds=applied.mean_staleness_rounds,
         )
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """The scheduler's."""
-        return None if self._scheduler is None else self._scheduler.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"samples": self.samples, "schedule": self.schedule.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        if self._scheduler is not None and state is not None:
-            self._scheduler.load_state_dict(state)
-            self._stepped = None
-
-
-def _counts(scheduler: LRScheduler) -> tuple[int, ...]:
-    """How often a scheduler was stepped; those that a ChainedScheduler holds, one by one."""
-    if (parts := getattr(scheduler, "_schedulers", None)) is not None:
-        return tuple(count for part in parts for count in _counts(part))
-    return (scheduler.last_epoch,)
+        self.samples = state["samples"]
+        self.schedule.load_state_dict(state["schedule"])

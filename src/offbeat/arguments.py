@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.algorithm import Algorithm, check_choice
+from offbeat.schedule import KINDS
 from offbeat.worlds.current import has_process_group
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -23,6 +24,7 @@ def check_arguments(
     optimizer: object,
     algorithm: object,
     scheduler: object,
+    schedule_by: str,
     clip_norm: float | None,
     nonfinite: str,
     bucket_bytes: int,
@@ -53,6 +55,7 @@ def check_arguments(
         )
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise ValueError("scheduler belongs to another optimizer than the one to attach")
+    check_choice("schedule_by", schedule_by, KINDS)
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
         raise ValueError(f"clip_norm must be a number above 0, got {clip_norm}")
     check_choice("nonfinite", nonfinite, ("raise", "skip"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary, ref
@@ -33,10 +33,13 @@ from offbeat.alike import alike, average_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
-from offbeat.errors import DetachedError, WorkerLeft
+from offbeat.ending import Goal, joined, steps
+from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
+from offbeat.followers import Follower, Followers
 from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
+from offbeat.schedule import By, Schedule
 from offbeat.worlds import World, enter_world, leave_world
 
 _NOBODY = nullcontext()
@@ -50,6 +53,7 @@ def attach(
     algorithm: Algorithm | None = None,
     *,
     scheduler: LRScheduler | None = None,
+    schedule_by: By = "samples",
     clip_norm: float | None = None,
     nonfinite: Literal["raise", "skip"] = "raise",
     bucket_bytes: int = BUCKET_BYTES,
@@ -60,7 +64,11 @@ def attach(
 
     Args:
         algorithm: `SyncSGD()` if None.
-        scheduler: stepped by offbeat, once per applied round; do not step it yourself.
+        scheduler: stepped by offbeat; do not step it yourself.
+        schedule_by: when. "samples": once for as many steps of all workers as a synchronous round
+            would have held, so that a schedule ends with the same data as with
+            DistributedDataParallel; "rounds": after every applied round; "steps": after every step
+            of this worker's own, as if you did.
         clip_norm: clip the norm of the averaged gradient. To clip this worker's own gradient,
             call `torch.nn.utils.clip_grad_norm_` between backward and step, as ever.
         nonfinite: what to do with a round that holds NaN or infinity: raise on every worker, or
@@ -71,14 +79,17 @@ def attach(
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
     """
     algorithm = SyncSGD() if algorithm is None else algorithm
-    check_arguments(model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes)
+    check_arguments(
+        model, optimizer, algorithm, scheduler, schedule_by, clip_norm, nonfinite, bucket_bytes
+    )
     if (old := _attached(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
     world = enter_world(pace, seed)
     try:
         algorithm.check(world.size)
+        schedule = Schedule(scheduler, schedule_by, world.size * algorithm.round_steps)
         return Attachment(
-            world, model, optimizer, algorithm, scheduler, clip_norm, nonfinite, bucket_bytes
+            world, model, optimizer, algorithm, schedule, clip_norm, nonfinite, bucket_bytes
         )
     except BaseException as error:
         leave_world(world, error)
@@ -94,7 +105,7 @@ class Attachment:
         model: nn.Module,
         optimizer: Optimizer,
         algorithm: Algorithm,
-        scheduler: LRScheduler | None,
+        schedule: Schedule,
         clip_norm: float | None,
         nonfinite: Literal["raise", "skip"],
         bucket_bytes: int,
@@ -105,7 +116,8 @@ class Attachment:
         self._optimizer = optimizer
         self._closed = False
         self._in_no_sync = False
-        self._in_step = self._is_away = False
+        self._in_step = False
+        self._away_by = ""  # the verb that this worker is away by
 
         names, parameters = named_parameters(model, optimizer)
         number = next(world.numbers)
@@ -132,9 +144,12 @@ class Attachment:
             parameters,
             bucket_bytes,
             clip_norm,
-            scheduled=scheduler is not None,
+            scheduled=schedule.alike,
         )
-        self._apply = Applier(self._replica, optimizer, algorithm, scheduler, nonfinite, self._tell)
+        self._followers = Followers(model, self._replica)
+        self._apply = Applier(
+            self._replica, optimizer, algorithm, schedule, self._followers, nonfinite, self._tell
+        )
         self._stats = self._apply.stats
         self._replica.overlap.reduces_next = self._reduces_next
         self._channel = self._replica.models
@@ -152,6 +167,7 @@ class Attachment:
             optimizer.register_step_post_hook(self._after_step),
         ]
         world.open.append(self)
+        self._began_s = world.now()
         self._replica.stepped()
 
     # --- the verbs -------------------------------------------------------------------------
@@ -176,6 +192,56 @@ class Attachment:
         """Seconds since the run began; virtual ones in virtual time."""
         return self._world.now()
 
+    @property
+    def ticks(self) -> int:
+        """Rounds that synchronous SGD would have made of all that was applied so far.
+
+        Set learning rates by this, not by a count of this worker's own steps.
+        """
+        return self._apply.schedule.ticks
+
+    def rounds(self, n: int) -> Iterator[int]:
+        """Count this worker's steps until `n` rounds are made, those before a checkpoint included.
+
+        All workers end their loops with the same round.
+        """
+        return self.until(rounds=n)
+
+    def until(
+        self,
+        *,
+        samples: float | None = None,
+        rounds: int | None = None,
+        seconds: float | None = None,
+    ) -> Iterator[int]:
+        """Count this worker's steps until one of these is reached: `for step in dp.until(...)`.
+
+        Args:
+            samples: that all workers together have applied, those before a checkpoint included.
+            rounds: that were made, those before a checkpoint included.
+            seconds: from here; virtual ones in virtual time.
+
+        All workers end their loops with the same round, also if one of them calls `stop()`.
+        """
+        return steps(Goal(samples, rounds, seconds), self._replica, self._apply)
+
+    def stop(self) -> None:
+        """Have all workers end their `until` and `rounds` loops with the same round, soon.
+
+        For early stopping, by whichever worker decides it.
+        """
+        self._replica.engine.ask_end()
+
+    def on_round(self, follower: Follower) -> Callable[[], None]:
+        """Have `follower(model, round)` called after every applied round; return how to end that.
+
+        Once per round, in order, on every worker, while leaving too: for moving averages of the
+        model, loggers, schedulers. Use the model that it is given. It holds what all workers agree
+        on after that round, and is another than your own where a round is applied in the
+        background, while your program waits in a collective of its own.
+        """
+        return self._followers.add(follower)
+
     def samples(self, n: float) -> None:
         """Say, before backward, that this micro-batch's gradient is a mean over `n` samples.
 
@@ -196,12 +262,17 @@ class Attachment:
         began = self._compute()
         self._tell("compute", from_s=began, to_s=self.seconds, samples=0.0, arrival="on time")
 
-    def agreed(self) -> AbstractContextManager[None]:
-        """Have in the model what all workers agree on, without this worker's own steps since.
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Evaluate or save in this block: the model is as of the newest round, and stays so.
 
-        For evaluating and saving between rounds, where an algorithm has steps of one's own.
+        It has all rounds that were made so far, and none of this worker's own steps since. The
+        others go on meanwhile: this worker is away.
         """
-        return self._replica.agreed()
+        self._check_between("agreed")
+        self._catch_up()
+        with self._away("agreed"), self._replica.agreed():
+            yield
 
     @contextmanager
     def away(self, where: str = "") -> Iterator[None]:
@@ -211,18 +282,22 @@ class Attachment:
         catches up at its next step. Around collectives of `torch.distributed` that the program
         calls itself, offbeat does this on its own.
         """
-        if not where and (self._in_step or torch._C._current_graph_task_id() != -1):
-            inside = "optimizer.step()" if self._in_step else "backward()"
-            raise RuntimeError(f"dp.away() inside {inside}: move it out, between two steps")
-        if self._closed or self._in_step or self._is_away:
+        if not where:
+            self._check_between("away")
+        with self._away("away", elsewhere=bool(where)):
+            yield
+
+    @contextmanager
+    def _away(self, verb: str, *, elsewhere: bool = False) -> Iterator[None]:
+        if self._closed or self._in_step or (self._away_by and not elsewhere):
             yield
             return
-        self._is_away = True
+        before, self._away_by = self._away_by, self._away_by or verb
         try:
-            with self._replica.engine.away():
+            with self._replica.engine.away(elsewhere=elsewhere):
                 yield
         finally:
-            self._is_away = False
+            self._away_by = before
 
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
@@ -246,8 +321,10 @@ class Attachment:
                 "state_dict() between backward and step, while gradients are being reduced: "
                 "call it after optimizer.step()"
             )
-        if self._is_away:
-            raise RuntimeError("state_dict() inside dp.away(): move it out, all workers wait in it")
+        if self._away_by:
+            raise RuntimeError(
+                f"state_dict() inside dp.{self._away_by}(): move it out, all workers wait in it"
+            )
         with self._others_away():
             return checkpoint.saved(self.algorithm, self._replica, self._apply)
 
@@ -261,21 +338,25 @@ class Attachment:
             return
         try:
             with self._others_away():
+                waited_s = self._stats.wait_s
                 self._apply.apply(self.algorithm.leave(self._replica))
                 self._replica.gradients.clear()
+                self._note_join(self._stats.wait_s - waited_s)
                 average_buffers(self._channel, self._model)
                 self._stats.replicas_identical = alike(self._channel, self._model)
         except BaseException as error:
             self.abandon(error)
             raise
-        if not self._stats.replicas_identical:
-            warnings.warn(
-                "replicas differ at the end of the block, though they have applied the same "
-                "rounds: something other than optimizer.step() has changed parameters somewhere",
-                stacklevel=2,
-            )
         self._end()
         leave_world(self._world)
+        if not self._stats.replicas_identical:
+            differ = (
+                "replicas differ at the end of the block, though they have applied the same "
+                "rounds: something other than optimizer.step() has changed parameters somewhere"
+            )
+            if self.algorithm.identical:
+                raise ReplicasDifferError(differ)
+            warnings.warn(differ, stacklevel=2)
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on, and leave without them."""
@@ -317,11 +398,8 @@ class Attachment:
                 "optimizer.step() after the attached block has ended: move it into the block, "
                 "attach again, or call dp.detach() to go on without the other workers"
             )
-        for inside, verb in ((self._in_no_sync, "no_sync"), (self._is_away, "away")):
-            if inside:
-                raise RuntimeError(
-                    f"optimizer.step() inside dp.{verb}(): move it out of that block"
-                )
+        if verb := "no_sync" if self._in_no_sync else self._away_by:
+            raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
@@ -352,6 +430,7 @@ class Attachment:
         try:
             with self._others_away():
                 self._apply.step_made()
+            self._apply.schedule.own_step()
         finally:
             self._in_step = False
         self._replica.stepped()
@@ -401,6 +480,32 @@ class Attachment:
         return not found_inf.item()
 
     # --- the rest --------------------------------------------------------------------------
+
+    def _check_between(self, verb: str) -> None:
+        if self._in_step or torch._C._current_graph_task_id() != -1:
+            inside = "optimizer.step()" if self._in_step else "backward()"
+            raise RuntimeError(f"dp.{verb}() inside {inside}: move it out, between two steps")
+
+    def _catch_up(self) -> None:
+        """Apply the rounds that were made while this worker computed, or was away."""
+        if self._closed:
+            return
+        parameters = self._replica.parameters
+        gradients = [parameter.grad for parameter in parameters]
+        self._in_step = True
+        try:
+            for parameter in parameters:  # a backward's that no step has taken, or the user's
+                parameter.grad = None
+            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.newest()))
+        finally:
+            self._in_step = False
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def _note_join(self, waited_s: float) -> None:
+        took_s = self.seconds - self._began_s
+        join = joined(self._replica, self._channel, self._stats.steps, took_s, waited_s)
+        self._stats.join_wait_s, self._stats.waited_for = join.waited_s, join.waited_for
 
     def _reduces_next(self) -> bool:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)

@@ -20,7 +20,7 @@ def saved(algorithm: Algorithm, replica: Replica, applier: Applier) -> dict[str,
         "world_size": replica.world.size,
         "rank": replica.world.rank,
         "replica": replica.state_dict(),
-        "scheduler": applier.state_dict(),
+        "applied": applier.state_dict(),
         "generators": generators(),
     }
     replica.resume()
@@ -42,7 +42,7 @@ def load(state: dict[str, Any], algorithm: Algorithm, replica: Replica, applier:
             )
     _check_round(world, f"{replica.name}/loaded/{replica.loads}", state["replica"]["round"])
     replica.load_state_dict(state["replica"])
-    applier.load_state_dict(state["scheduler"])
+    applier.load_state_dict(state["applied"])
     set_generators(state["generators"])
 
 

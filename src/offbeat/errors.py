@@ -6,7 +6,9 @@
     ├── DetachedError                     an optimizer used after its block, or attached twice
     ├── GradientError                     a gradient that cannot be reduced
     │   └── NonFiniteGradientError        NaN or infinity; names rank, round and parameter
+    ├── ReplicasDifferError               replicas that differ at the end of the block
     ├── ReportError                       records that cannot be read, a report not written
+    ├── ScheduleError                     a scheduler that ends before training does
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
@@ -62,6 +64,18 @@ class NonFiniteGradientError(GradientError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ReplicasDifferError(OffbeatError):
+    """Replicas differ at the end of the block; raised when all have left it."""
+
+    everywhere = True
+
+
+class ScheduleError(OffbeatError):
+    """A scheduler that was handed to attach() has come to its end, and training goes on."""
+
+    everywhere = True
 
 
 class ReportError(OffbeatError):

@@ -9,8 +9,7 @@ Stich: "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805
 Differs from the usual implementation: models are weighed by the samples of a step of theirs, so a
 worker that has left its loop does not hold back the mean. (Not by all samples since the last
 average: a move grows with the steps behind it, and speed would count twice; section B of LOSCAR-SGD
-and FedNova discuss that.) Optimizer state stays each worker's own. A scheduler that was handed to
-attach() is stepped once per average.
+and FedNova discuss that.) Optimizer state stays each worker's own.
 
 Do not use when workers differ in speed: it gathers the waits of `steps` steps into one, and the
 slowest still sets the pace. Replicas differ between rounds; they are equal after each.

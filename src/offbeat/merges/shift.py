@@ -53,7 +53,7 @@ class Shift:
 
     def check(self) -> None:
         """Raise unless the parameters are this worker's own."""
-        if self._hidden:
+        if self.shown:
             raise RuntimeError(
                 "a step, state_dict() or close() inside dp.agreed(): move it out of that block"
             )
@@ -110,6 +110,10 @@ class Shift:
         else:
             _copy(self._base.views, self._parameters)
 
+    def agreed(self) -> Sequence[Tensor]:
+        """The base."""
+        return self._base.views
+
     @torch.no_grad()
     def _take(self, round: Round, owed: Flats | None) -> None:
         place = self._places.popleft()[1] if self._gave_to(round) else None
@@ -143,6 +147,11 @@ class Shift:
         """Have the base in the parameters for good: no moves are left but what was rounded."""
         self.adopt()
         _copy(self._base.views, self._parameters)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the base is in the parameters for a while."""
+        return bool(self._hidden)
 
     def show(self) -> bool:
         """Have the base in the parameters, for a while; False if it is there already."""

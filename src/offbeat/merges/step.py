@@ -111,6 +111,10 @@ class Step:
         for group, shadows in pairs:  # what an optimizer counts there itself
             group.update({k: v for k, v in shadows.items() if k not in (*NAMES, "params")})
 
+    def agreed(self) -> Sequence[Tensor]:
+        """The shadow's parameters, if there is one."""
+        return self._parameters if self._shadow is None else self._shadow._parameters
+
 
 class OwnStep:
     """The optimizer on the worker's own gradient, which is in `.grad` already."""
@@ -138,6 +142,9 @@ class OwnStep:
 
     def adopt(self) -> None:
         raise AssertionError("an own step is never in a log")
+
+    def agreed(self) -> Sequence[Tensor]:
+        raise AssertionError("an own step is nobody else's")
 
 
 def _shadow_of(optimizer: Optimizer) -> Optimizer:

@@ -198,6 +198,12 @@ class Replica:
         """
         return self.known(self.engine.results(delay=delay))
 
+    def newest(self) -> Iterator[Round]:
+        """Without waiting: every round that is complete and that it does not know of, in order."""
+        if self.shift is not None and self.shift.shown:  # a worker's own parameters are put by
+            return iter(())
+        return self.known(self.engine.newest())
+
     def serve(self) -> Iterator[Round]:
         """Leave: every round of the others, until all have left."""
         if self.shift is not None:
@@ -223,7 +229,6 @@ class Replica:
             used=tuple(parameter.grad is not None for parameter in self.parameters),
             micro_batches=1,
             bad=None if bad is None else (self.world.rank, bad),
-            schedule_steps=0,
             merge=self._own,
         )
 

@@ -42,6 +42,10 @@ class Stats:
     """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)
     """How many rounds had which staleness."""
+    join_wait_s: float = 0.0
+    """Seconds of `wait_s` at the end, for workers that still had data."""
+    waited_for: int | None = None
+    """The last of them; None before the end, or if it was this one."""
     replicas_identical: bool | None = None
     """Whether all workers held the same bits at the end; None before the end."""
     history: deque[RoundStats] = field(default_factory=lambda: deque(maxlen=4096))

@@ -102,9 +102,16 @@ class Background(Service):
         """Wait for a program that applies rounds more slowly than the others make them."""
         if self.merge is not None:
             with self._state:
-                self._state.wait_for(
-                    lambda: not (self._taking and self.log.full) or self._presence == AWAY
-                )
+                self._state.wait_for(lambda: not self.log.full or not self._is_awaited())
+
+    def _is_awaited(self) -> bool:
+        """Say whether the program is sure to come for rounds, without any further one."""
+        if self.log.completed < self._awaits:
+            return False
+        waits = self._presence == AWAY or (self._presence == HERE and not self._rules.lockstep)
+        if self.followed and not self._elsewhere and waits:
+            return True
+        return self._taking and self._presence != AWAY
 
     def _told_to_be_last(self) -> None:
         with self._state:
@@ -147,6 +154,7 @@ class Background(Service):
             if asks:
                 self._bells.want(number)
             if self._serving:
+                self._await_room()
                 self._take_part(number)
                 with self._state:
                     self._serving = False
@@ -170,7 +178,7 @@ class Background(Service):
     def _keep_short(self) -> None:
         """Fold the oldest rounds of a log that the program does not take from."""
         with self._state:
-            if self.fold is None or not self.log.too_long or self._taking or self._ended:
+            if self.fold is None or not self.log.too_long or not self._may_fold_now():
                 return
             self._folding = True
         self.fold(self._to_fold())
@@ -178,10 +186,14 @@ class Background(Service):
             self._folding = False
             self._state.notify_all()
 
+    def _may_fold_now(self) -> bool:
+        """Say whether the program is in no need of what folding changes; under lock."""
+        return not self._taking and not self._ended and (self._elsewhere or not self.followed)
+
     def _to_fold(self) -> Iterator[Round]:
         while True:
             with self._state:
-                if not self.log or not self.may_fold(self.log.oldest):
+                if not self.log or not self.may_fold(self.log.oldest) or not self._may_fold_now():
                     return
                 oldest = self.log.next()
                 self.log.folded += 1

@@ -112,9 +112,9 @@ class Engine(Presence):
             too_stale = self._is_too_stale()
             late = too_stale or self._is_late(delay)
             dropped = too_stale or (late and drop_late)
+            before = self.piles.samples
             if not dropped:
                 pile = self.piles.growing
-                before = pile.samples
                 add(pile)
                 pile.known_samples += (pile.samples - before) * self.log.taken
                 if pile.oldest_round is None:
@@ -122,6 +122,7 @@ class Engine(Presence):
                 self._seconds = seconds
             self._rates, self._notes = rates, notes
             self._steps += 1
+            self._made += dropped or self.piles.samples > before
             # On time: wait for the round that will take this. Late: only for one under way. With a
             # delay: for one that is so much older; but who is late does not know how old its next
             # gradient will be, so where staleness has a bound it waits.
@@ -157,6 +158,11 @@ class Engine(Presence):
             self._on_time_for = self._started
             said = self._to_say()
         self._arrivals.announce(*said)
+
+    def ask_end(self) -> None:
+        """Ask all workers to end their loops with the next round that this one takes part in."""
+        with self._state:
+            self._ends = True
 
     @property
     def gave_rounds(self) -> int:
@@ -227,6 +233,8 @@ class Engine(Presence):
             if self.log.completed < last:
                 self._awaits = last
                 self._waits_since = self._world.now()
+                if self.log.full:  # the background need not wait for room: the program does
+                    self._state.notify_all()
                 # Who has arrived on time for the very round that it waits for has no more to say.
                 if self._rules.by_messenger or not self._has_arrived or last > self._started + 1:
                     self._stir()
@@ -239,6 +247,10 @@ class Engine(Presence):
             with self._state:
                 said = self._to_say()
             self._arrivals.announce(*said)
+
+    def newest(self) -> Generator[Round, None, None]:
+        """Wait for nothing; yield every completed round not taken, in order."""
+        return self._take(0.0)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -5,7 +5,8 @@ and all hold the same bits of it. What is wanted of all together has one slot, n
 Reading the header of many workers takes time: those who share a process read the same bits once.
 
     by rank        samples, presence, age, staleness, bad parameter, notes of the algorithm
-    of all         micro-batches, weight, staleness times samples, changed, learning rates
+    of all         micro-batches, weight, staleness times samples, changed, made, ends,
+                   learning rates
     by parameter   how many workers have a gradient for it
 """
 
@@ -21,7 +22,7 @@ from offbeat.rounds.rates import in_parts
 
 HERE, AWAY, PAUSED, LEFT = range(4)  # a worker's presence
 _BY_RANK = 7
-_OF_ALL = 6
+_OF_ALL = 8
 
 
 @dataclass(slots=True)
@@ -44,6 +45,10 @@ class Share:
     """The sum of samples times staleness."""
     changed: bool = False
     """A gradient was changed after its bucket had been launched; the buckets must go again."""
+    made: int = 0
+    """Steps that it has made since it said so last; those whose gradients were dropped, too."""
+    ends: bool = False
+    """It asks that all end their loops with this round."""
     rates: tuple[float, ...] = ()
     used: Sequence[bool] = ()
 
@@ -63,6 +68,8 @@ class Shares:
     weight: float
     stale_samples: float
     changed: bool
+    made: int
+    ends: bool
     rates: tuple[float, ...]
     """What the round is applied with: see rates.py."""
     used: tuple[bool, ...]
@@ -134,6 +141,8 @@ class Header:
                 *in_parts(share.weight),
                 share.stale_samples,
                 share.changed,
+                share.made,
+                share.ends,
             ),
             self._rates: learning_rates.written(share.rates, share.samples),
             self._used: share.used,
@@ -144,7 +153,9 @@ class Header:
         size = self._size
         columns = [list(numbers[first : self._by_rank : self._each]) for first in range(self._each)]
         samples = tuple(map(sum, zip(*columns[:3], strict=True)))
-        micro_batches, *weight, stale_samples, changed = numbers[self._by_rank : self._rates]
+        micro_batches, *weight, stale_samples, changed, made, ends = numbers[
+            self._by_rank : self._rates
+        ]
         contributors = sum(map(bool, samples))
         bad = ((rank, int(slot) - 1) for rank, slot in enumerate(columns[6]) if slot)
         return Shares(
@@ -158,6 +169,8 @@ class Header:
             weight=sum(weight),
             stale_samples=stale_samples,
             changed=changed > 0,
+            made=int(made),
+            ends=ends > 0,
             rates=learning_rates.read(
                 numbers[self._rates : self._used], contributors, sum(samples)
             ),

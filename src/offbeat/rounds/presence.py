@@ -25,20 +25,34 @@ class Presence(Background):
     # --- presence --------------------------------------------------------------------------
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Be away for the length of the block: hold up nobody, whatever it waits for."""
+    def away(self, *, elsewhere: bool = False) -> Iterator[None]:
+        """Be away for the length of the block: hold up nobody, whatever it waits for.
+
+        With `elsewhere` the program does nothing in it but wait for others; see followers.py.
+        """
         with self._state:
             leaves = self._presence == HERE
+            moves = elsewhere and not self._elsewhere
             if leaves:
                 self._presence, self._stays = AWAY, False
                 self._away_since = self._world.now()
                 self._stir()
-                self._state.notify_all()
+            self._elsewhere |= elsewhere
+            self._state.notify_all()
         try:
             yield
         finally:
+            if moves:
+                self._come_to_itself()
             if leaves:
                 self._come_back()
+
+    def _come_to_itself(self) -> None:
+        """The program goes on, and may use what the background has called followers with."""
+        with self._state:
+            self._elsewhere = False
+            if self.followed:
+                self._state.wait_for(lambda: not self._folding)
 
     def _come_back(self) -> None:
         with self._state:
@@ -130,6 +144,7 @@ class Presence(Background):
         return {
             "round": self._offset + self.log.taken,
             "behind": self._started - self._steps,
+            "made": self._made,
             "pile": pile,
             "rates": self._rates,
             "chosen": self._quorum.needed if self._choose else None,
@@ -142,6 +157,7 @@ class Presence(Background):
                 raise ClosedError(f"{self._name!r} has begun: load its state before the first step")
             self._offset = state["round"]
             self._steps = -state["behind"]
+            self._made = state["made"]
             self._rates = state["rates"]
             if state["chosen"] is not None:
                 self._quorum = Quorum.of(state["chosen"], self._world.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ class Merge(Protocol):
 
     def adopt(self) -> None:
         """Have what was folded in the parameters."""
+
+    def agreed(self) -> Sequence[Tensor]:
+        """What all workers agree on, what was folded included; by parameter."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,10 @@ class Round:
     bad: tuple[int, int] | None = None
     """The first worker and its parameter whose gradient was found to be NaN or infinite."""
 
-    schedule_steps: int = 1
-    """How often to step the scheduler after it."""
+    made: int = 0
+    """Steps that its workers have made for it; those whose gradients were dropped, too."""
+    ends: bool = False
+    """Somebody has asked that all end their loops with this round."""
 
     merge: Merge | None = None
     """What a worker does with it."""

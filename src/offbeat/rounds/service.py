@@ -56,6 +56,8 @@ class Service:
         """Applies rounds to something other than the parameters: see log.py."""
         self.may_fold: Callable[[Round], bool] = lambda each: each.bad is None
         """Whether a round can be folded: not one that makes the program raise."""
+        self.followed = False
+        """Whether the program wants to hear of every round, and what it does then is its own."""
         self.merge: Merge | None = None
         """What the program does with a round; the others' first rounds may end before it is set."""
         self._state = world.condition(f"a round of {name!r}")
@@ -67,6 +69,8 @@ class Service:
         """When a round took this worker's pile for the last time."""
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
         self._steps = 0  # contributions of this worker
+        self._made = 0  # of them, those that it has not told the others of
+        self._ends = False  # it asks all to end their loops
         self._started = 0  # rounds that have taken this worker's pile
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
@@ -83,6 +87,7 @@ class Service:
         self._presence = HERE
         self._away_since: float | None = None
         self._told_away = False
+        self._elsewhere = False  # away, and in nothing of its own: it waits for others
         self._stays = False  # in lockstep: it is known to be away for longer
         self._absent: dict[int, int] = {}  # in lockstep: who is away, from which round on
         self._wanted = -1  # in lockstep: the round that somebody has asked for
@@ -191,6 +196,8 @@ class Service:
             pile = self.piles.take()
         self._given = pile, self._share_of(pile, self._started)
         self._notes = ()
+        if not self._keeps_pile:
+            self._made = 0
         self._started += 1
         self.gave_s = self._world.now()
         self._overdue = False
@@ -228,6 +235,8 @@ class Service:
             micro_batches=pile.micro_batches if pile.samples else 0,
             weight=self.weight(pile) if pile.samples else 0.0,
             stale_samples=pile.samples * round - pile.known_samples,
+            made=0 if self._keeps_pile else self._made,
+            ends=self._ends,
             rates=self._rates,
             used=pile.used,
         )
@@ -330,6 +339,8 @@ def _told(shares: Shares, number: int, divisor: float) -> Round:
         notes_by_rank=shares.notes,
         here=len(shares.presence) - shares.presence.count(LEFT),
         bad=shares.bad,
+        made=shares.made,
+        ends=shares.ends,
     )
 
 

@@ -1,0 +1,100 @@
+"""When is it over? Loops that all workers end with the same round, and what an end has cost."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from offbeat.apply import Applier
+from offbeat.replica import Replica
+from offbeat.worlds.base import Channel
+
+_LEAST_S = 0.5
+_LEAST_SHARE = 0.1
+"""Of a worker's time: to have waited less at the end is not worth a line."""
+_PORTING = "docs/porting.md"
+
+logger = logging.getLogger("offbeat")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a loop is to reach; whichever comes first."""
+
+    samples: float | None = None
+    rounds: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if not given:
+            raise ValueError("until() needs at least one of samples=, rounds= and seconds=")
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be 0 or more, got {value!r}")
+        if self.seconds == 0:
+            raise ValueError("seconds must be above 0, got 0")
+        if self.rounds is not None and self.rounds != int(self.rounds):
+            raise ValueError(f"rounds must be a whole number, got {self.rounds!r}")
+
+
+def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
+    """Count this worker's steps until all have reached the goal.
+
+    Rounds and samples are what all workers know alike, so all end with the same round. Clocks are
+    not: whoever's time is up asks all to end with the next round.
+    """
+    rounds = math.inf if goal.rounds is None else goal.rounds
+    samples = math.inf if goal.samples is None else goal.samples
+    ends_s = math.inf if goal.seconds is None else replica.world.now() + goal.seconds
+    for step in count():
+        if replica.round >= rounds or applier.samples >= samples or applier.asked_to_end:
+            return
+        if replica.world.now() >= ends_s:
+            replica.engine.ask_end()
+        yield step
+
+
+@dataclass(frozen=True)
+class Join:
+    """What the end of the block has cost this worker."""
+
+    waited_s: float
+    """Seconds that it has waited for workers that still had data."""
+    waited_for: int | None
+    """The last of them; None if it was this one."""
+    steps_left: int
+    """How many steps that one had left when this worker came to the end, by its pace."""
+
+
+def joined(
+    replica: Replica, channel: Channel, steps_made: int, took_s: float, waited_s: float
+) -> Join:
+    """Tell the others how long this worker has waited at the end, and hear it of them.
+
+    Whoever has waited the longest says so, if it is worth a line.
+    """
+    world = replica.world
+    mine = torch.tensor([waited_s, took_s, float(steps_made)], dtype=torch.float64)
+    told = torch.empty(world.size, 3, dtype=torch.float64)
+    channel.all_gather(mine, told).wait()
+    waits = told[:, 0].tolist()
+    last, longest = waits.index(min(waits)), waits.index(max(waits))
+    if last == world.rank or not waited_s:
+        return Join(waited_s, None, 0)
+    its_s, its_steps = told[last, 1].item() - waits[last], told[last, 2].item()
+    left = round((waited_s - waits[last]) * its_steps / its_s) if its_s > 0 else 0
+    if longest == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
+        logger.warning(
+            "worker %d waited %.1f s at the end for worker %d, which had about %d steps left: "
+            "deal the data to use that time (offbeat.Deal, see %s)",
+            *(world.rank, waited_s, last, left, _PORTING),
+        )
+    return Join(waited_s, last, left)

@@ -1,0 +1,122 @@
+"""When a scheduler that was handed to attach() is stepped.
+
+Under a method that does not wait, a worker's steps, its rounds and its data no longer go together:
+a fast worker makes more steps, and a round may hold a single gradient or fifty. A schedule that was
+written for DistributedDataParallel counts *ticks*: synchronous rounds, to which every worker brings
+one step (or several, with gradient accumulation: `micro_batches`). So a tick passes here whenever
+as many steps have gone into rounds as a synchronous one holds, whoever made them:
+
+    ticks = steps in all rounds so far // (workers * micro_batches)
+
+and a schedule of 60 ticks ends with the same data under every method. It is a function of rounds,
+which all workers know alike, so replicas stay identical.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from offbeat.errors import ScheduleError
+from offbeat.rounds import Round
+
+By = Literal["samples", "rounds", "steps"]
+KINDS = get_args(By)
+
+
+class Schedule:
+    """One worker's ticks, and the scheduler that is stepped by them, if there is one."""
+
+    def __init__(self, scheduler: LRScheduler | None, by: By, steps: int) -> None:
+        """`steps` are those that all workers together bring to a synchronous round."""
+        self._scheduler = scheduler
+        self._by = by
+        self._steps = steps
+        self._made = 0
+        self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
+
+    @property
+    def ticks(self) -> int:
+        """Rounds that synchronous SGD would have made of the steps in all rounds so far."""
+        return self._made // self._steps
+
+    @property
+    def alike(self) -> bool:
+        """Whether the scheduler has set the same values on all workers, at every round."""
+        return self._scheduler is not None and self._by != "steps"
+
+    def round(self, each: Round, applied: bool) -> None:
+        """A round has passed, and was applied or left out."""
+        before = self.ticks
+        self._made += each.made
+        if self._by == "samples":
+            self._step(self.ticks - before)
+        elif self._by == "rounds" and applied:
+            self._step(1)
+
+    def own_step(self) -> None:
+        """The program has made a step."""
+        if self._by == "steps":
+            self._step(1)
+
+    def check(self) -> None:
+        """Raise if the program steps the scheduler, too: at other moments on every worker."""
+        if self._scheduler is None:
+            return
+        counts = _counts(self._scheduler)
+        if self._stepped not in (None, counts):
+            raise RuntimeError(
+                "scheduler.step() was called by hand, though attach(..., scheduler=scheduler) "
+                f"has it stepped by {self._by}: remove that call; or do not hand the "
+                "scheduler to attach(), and each round takes the rate that its workers hold"
+            )
+        self._stepped = counts
+
+    def _step(self, times: int) -> None:
+        if self._scheduler is None:
+            return
+        for _ in range(times):
+            try:
+                self._scheduler.step()
+            except ValueError as error:  # OneCycleLR's
+                raise ScheduleError(
+                    f"the scheduler has come to its end, and training goes on ({error}): "
+                    f"{_WHY[self._by]}"
+                ) from error
+        self._stepped = _counts(self._scheduler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        scheduler = self._scheduler
+        return {
+            "made": self._made,
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+        self._made = state["made"]
+        if self._scheduler is not None and state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+            self._stepped = None
+
+
+_WHY = {
+    "samples": "with schedule_by='samples' it is stepped once for as many steps of all workers as "
+    "a synchronous round would have held, as with DistributedDataParallel; make it as long as the "
+    "job, or end the loop with `for step in dp.until(...)`",
+    "rounds": "with schedule_by='rounds' it is stepped once per applied round, and a method that "
+    "does not wait makes more of them than synchronous SGD; schedule_by='samples' (the default) "
+    "ends where DistributedDataParallel does",
+    "steps": "with schedule_by='steps' it is stepped once for each step of this worker, and a fast "
+    "worker makes more of them than its share; schedule_by='samples' (the default) ends where "
+    "DistributedDataParallel does",
+}
+
+
+def _counts(scheduler: LRScheduler) -> tuple[int, ...]:
+    """How often a scheduler was stepped; those that a ChainedScheduler holds, one by one."""
+    if (parts := getattr(scheduler, "_schedulers", None)) is not None:
+        return tuple(count for part in parts for count in _counts(part))
+    return (scheduler.last_epoch,)
