@@ -17,16 +17,18 @@ Not for data that must stay where they are: on a worker's own disk, or with thei
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import IterableDataset, Sampler
 
-from offbeat.data import orders
-from offbeat.data.turn import Turn
-from offbeat.worlds import VirtualWorld, World, world_size
+from offbeat.data import orders, runs
+from offbeat.data.loaders import Loading
+from offbeat.data.seat import Seat
+from offbeat.data.tickets import Tickets
+from offbeat.data.turn import Draws, Turn
+from offbeat.worlds import VirtualWorld, World, rank, world_size
 from offbeat.worlds.current import present_world
 
 
@@ -74,8 +76,8 @@ class Deal(Sampler[list[int]]):
         self._drop_last = drop_last
         self._sampler = sampler
         self._batch_sampler = batch_sampler
-        self._own = _Seat()
-        self._virtual: WeakKeyDictionary[World, _Seat] = WeakKeyDictionary()
+        self._own = Seat()
+        self._virtual: WeakKeyDictionary[World, Seat] = WeakKeyDictionary()
         if orders.count(self._source()) is not None:
             self._check_not_empty(self._count())
 
@@ -90,39 +92,84 @@ class Deal(Sampler[list[int]]):
         return -(-self._count() // world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
-        return Turn(self._begin)
+        self._seat().note_generator()
+        return Draws(Turn(Loading.of_caller(), self._begin))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration; after `load_state_dict`, the one that was saved."""
+        return self._seat().epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this worker in the epoch.
+
+        Each worker saves its own, right after `dp.state_dict()`, at the same place in the loop.
+        """
+        world = {"world_size": world_size(), "rank": rank()}
+        return {"alike": self._alike(), **world, **self._seat().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where a `state_dict()` of the worker of this rank was.
+
+        Every worker loads its own, inside the attached block, and goes on with epoch `self.epoch`:
+        first with what it had been dealt and not computed, then with the rest. Saying by
+        `set_epoch` that another epoch comes next forgets the position.
+        """
+        mine = {**self._alike(), "world_size": world_size(), "rank": rank()}
+        for what, value in mine.items():
+            saved = {**state["alike"], **state}.get(what)
+            if saved != value:
+                raise ValueError(
+                    f"this state of a Deal was saved with {what} {saved}, but here it is {value}: "
+                    "resume with the same set-up, each worker from its own state"
+                )
+        self._seat().load(state)
 
     # --- one iteration ---------------------------------------------------------------------
 
     def _begin(self, turn: Turn) -> None:
         """A turn is asked for its first batch, and so begins."""
         seat = self._seat()
-        if seat.turn is not None:
-            seat.turn.end()
         epoch = seat.epoch
         batches = self._batches(epoch)
-        seat.epoch += 1
+        if seat.turn is not None:
+            seat.turn.end()
+        position = seat.resumed()
+        rest = seat.rest(len(batches))
+        turn.before = seat.before(position)
         seat.turns += 1
-        seat.turn = turn
+        seat.epoch += 1
         alike = {
+            **self._alike(),
+            "the epoch": epoch,
+            "the number of batches": len(batches),
+            "what the sampler draws": batches.mark,
+            "what is left of the epoch": runs.length(rest),
+        }
+        key = f"{seat.key}/{seat.turns}"
+        turn.begin(epoch, batches, lambda world: Tickets(world, key, len(batches), alike, rest))
+        if position is not None:
+            turn.go_on(position)
+        seat.put_generator_back()
+        seat.turn = turn
+
+    def _alike(self) -> dict[str, Any]:
+        """What must be the same on all workers."""
+        return {
             "the length of the data set": self._samples,
             "batch_size": self._batch_size,
             "shuffle": self._shuffle,
             "seed": self._seed,
             "drop_last": self._drop_last,
-            "the epoch": epoch,
-            "the number of batches": len(batches),
-            "what the sampler draws": batches.mark,
         }
-        turn.begin(seat, f"deal/{seat.name()}/{seat.turns}", batches, alike)
 
-    def _seat(self) -> _Seat:
+    def _seat(self) -> Seat:
         """What this worker knows of its turns; virtual workers may share this very object."""
         world = present_world()
         if not isinstance(world, VirtualWorld):
             return self._own
         if world not in self._virtual:
-            self._virtual[world] = _Seat()
+            self._virtual[world] = Seat()
         return self._virtual[world]
 
     # --- what is dealt ---------------------------------------------------------------------
@@ -174,29 +221,6 @@ class Deal(Sampler[list[int]]):
                 f"leave out drop_last, or choose a batch_size of at most {samples}"
             )
         raise ValueError(f"there is nothing to deal: {type(self._source()).__name__} is empty")
-
-
-class _Seat:
-    """One worker's place at a deal: its turns so far."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.turns = 0
-        self.turn: Turn | None = None
-        self._number: int | None = None
-
-    def name(self) -> str:
-        """The deal's name in this job: deals are numbered as they come into use, as everywhere."""
-        world = present_world()
-        if self._number is None:
-            virtual = isinstance(world, VirtualWorld)
-            numbers = _numbers.setdefault(world, itertools.count()) if virtual else _process_numbers
-            self._number = next(numbers)
-        return str(self._number)
-
-
-_numbers: WeakKeyDictionary[Any, itertools.count[int]] = WeakKeyDictionary()
-_process_numbers = itertools.count()
 
 
 def _check(
