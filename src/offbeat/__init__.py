@@ -15,6 +15,7 @@ from offbeat.algorithms import (
 )
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
+from offbeat.data import Deal
 from offbeat.replica import Stats
 from offbeat.rounds import Partial, Round, partial_all_reduce
 from offbeat.worlds import Run, rank, run, world_size
@@ -27,6 +28,7 @@ __all__ = [
     "Algorithm",
     "Attachment",
     "Cluster",
+    "Deal",
     "DropCompute",
     "EagerSGD",
     "LocalSGD",

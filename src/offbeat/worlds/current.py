@@ -60,6 +60,12 @@ def has_process_group() -> bool:
     return current_virtual_world() is None and dist.is_available() and dist.is_initialized()
 
 
+def present_world() -> World | None:
+    """Return the world that this code runs in, if one is open. Opens nothing."""
+    virtual = current_virtual_world()
+    return _process_world if virtual is None else virtual
+
+
 def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> World:
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 

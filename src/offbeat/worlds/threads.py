@@ -3,6 +3,9 @@
 A thread that joins a collective while the main thread computes in pure Python waits for the
 interpreter's switch interval, 5 ms by default. While a world with threads is open the interval is
 0.1 ms, and it is put back afterwards.
+
+A thread whose activity has ended waits for the next one: an activity may be as short as one
+question to the store, and each thread has a connection of its own there.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, WorldError
@@ -36,7 +40,8 @@ class ThreadedWorld(World):
         self._failure: BaseException | None = None
         self._closed = False
         self._conditions: list[_Condition] = []
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
+        self._idle: list[_Thread] = []
         self._switch_interval_s = sys.getswitchinterval()
         self._crash = _crash_timer(cluster, rank)
 
@@ -58,8 +63,10 @@ class ThreadedWorld(World):
         self.check()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         activity = _Activity(self, name, run)
-        self._threads.append(activity.thread)
-        activity.thread.start()
+        try:
+            self._idle.pop().begin(activity)
+        except IndexError:  # any thread may call this
+            self._threads.append(_Thread(self._idle, activity))
         return activity
 
     def check(self) -> None:
@@ -89,6 +96,8 @@ class ThreadedWorld(World):
         if self._crash is not None:
             self._crash.cancel()
         for thread in self._threads:
+            thread.begin(None)
+        for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=10.0)
         sys.setswitchinterval(self._switch_interval_s)
@@ -98,21 +107,46 @@ class ThreadedWorld(World):
 
 class _Activity:
     def __init__(self, world: ThreadedWorld, name: str, run: Callable[[], None]) -> None:
+        self.name = f"offbeat-{name}"
         self._world = world
         self._run = run
-        # A daemon, so that a script which never closes its world can still exit: see current.py.
-        self.thread = threading.Thread(target=self._live, name=f"offbeat-{name}", daemon=True)
+        self._ended = threading.Event()
 
     def join(self) -> None:
-        self.thread.join()
+        self._ended.wait()
         if self._world._failure is not None:
             raise self._world._failure
 
-    def _live(self) -> None:
+    def live(self) -> None:
         try:
             self._run()
         except BaseException as error:
             self._world.failed(error)
+        finally:
+            self._ended.set()
+
+
+class _Thread(threading.Thread):
+    """Serves one activity after the other; `idle` is where it is found meanwhile."""
+
+    def __init__(self, idle: list[_Thread], activity: _Activity) -> None:
+        # A daemon, so that a script which never closes its world can still exit: see current.py.
+        super().__init__(daemon=True)
+        self._its_idle = idle
+        self._next: SimpleQueue[_Activity | None] = SimpleQueue()
+        self.begin(activity)
+        self.start()
+
+    def begin(self, activity: _Activity | None) -> None:
+        """Serve this when it has ended what it serves now; None ends the thread."""
+        self._next.put(activity)
+
+    def run(self) -> None:
+        while (activity := self._next.get()) is not None:
+            self.name = activity.name
+            activity.live()
+            del activity  # which knows what it was for
+            self._its_idle.append(self)
 
 
 class _Condition(base.Condition):

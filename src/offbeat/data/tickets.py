@@ -1,0 +1,178 @@
+"""Who gets which batch: numbers from one counter that all workers share.
+
+A worker adds to the counter what it wants to have, and what lies below the new value is its own.
+Nobody meets anybody: whoever comes first says what it deals, and who comes later compares.
+
+Far from the end of the epoch a worker asks for several numbers at a time, and for the next ones
+while it still has some, in the background: so its loop does not wait for the store. But a slow
+worker that hoards makes everybody wait in the end. So all this goes by what the worker may still
+expect to compute itself, judged by what it was dealt so far; in the end it asks for one number at a
+time, when it needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from weakref import ref
+
+from offbeat.data import runs
+from offbeat.errors import ClosedError, DisagreementError
+from offbeat.worlds import Activity, World
+from offbeat.worlds.current import present_world
+
+_MOST = 8  # numbers that a worker asks for at a time
+_OF_A_SHARE = 16  # it asks for at most this part of what it expects to compute
+_RESERVE = 4  # it takes one more ahead if it expects so many times what it holds
+_APART_S = 1e-9  # between workers that ask at the same moment
+_ENDED = 1 << 40  # the field above the counter: workers that ask for no more
+
+
+class Tickets:
+    """One worker's part of one turn."""
+
+    def __init__(
+        self,
+        world: World | None,
+        key: str,
+        count: int,
+        alike: Mapping[str, Any],
+        rest: list[range],
+    ) -> None:
+        """Deal the `rest` of the numbers below `count`: all, if none was dealt before."""
+        # By reference: who deals is known to its world, which must be able to go.
+        self._world = None if world is None or world.size == 1 else ref(world)
+        self._key = key
+        self._count = count
+        self._alike = alike
+        self._rest = rest
+        self._before = count - runs.length(rest)
+        self.hand: deque[range] = deque()
+        """Dealt to this worker, and not taken."""
+        self.mine = 0
+        """How many were dealt to this worker so far."""
+        self.dealt = self._before
+        """And to all, when this one asked last."""
+        self._asking: Activity | None = None
+        self._answer: tuple[list[range], int] = ([], 0)
+        self._asked = self._ended = False
+
+    def take(self, ahead: int = 0) -> int | None:
+        """Return the next number of this worker; None if there are no more.
+
+        `ahead` have been taken that the program has not come to yet.
+        """
+        if not self.hand:
+            self.settle()
+        if not self.hand and self.dealt < self._count:
+            self._merge(*self._ask())
+        if not self.hand:
+            self.end()
+            return None
+        run = self.hand.popleft()
+        if len(run) > 1:
+            self.hand.appendleft(run[1:])
+        if len(self.hand) < 2 and self._asking is None and self._ample(ahead + 1):
+            self._ask_ahead()
+        return run[0]
+
+    def can_wait(self, ahead: int) -> bool:
+        """Whether this worker had better not ask for more while it has `ahead` to compute."""
+        alone = self._world is None
+        return bool(ahead) and not (alone or self.hand or self._asking or self._ample(ahead))
+
+    def settle(self) -> None:
+        """Have in hand what was asked for."""
+        if self._asking is not None:
+            asking, self._asking = self._asking, None
+            asking.join()
+            self._merge(*self._answer)
+
+    def end(self) -> None:
+        """Ask for no more; the last worker to do so forgets the turn."""
+        if self._ended:
+            return
+        self._ended = True
+        world = present_world()
+        if self._world is None or self._world() is not world or world is None:
+            return  # a world that has been closed since took its keys with it
+        self.settle()
+        if world.control.add(self._key, _ENDED) // _ENDED == world.size:
+            world.control.delete(self._key)
+            world.control.delete(f"{self._key}/first")
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all numbers are known to have been dealt."""
+        return self.dealt >= self._count
+
+    # --- asking ----------------------------------------------------------------------------
+
+    def _ask(self) -> tuple[list[range], int]:
+        """Return what this worker is dealt, and how many have been dealt to all."""
+        world = None if self._world is None else self._world()
+        if world is None:
+            return self._rest, self._count
+        wanted = max(1, min(_MOST, int(self._expected(world.size) / _OF_A_SHARE)))
+        # In virtual time many may ask at the very same moment. Served by rank, and not by chance of
+        # what was before, a run that is resumed goes on as if it had not been interrupted.
+        world.sleep_until(world.now() + _APART_S * world.rank)
+        total = world.control.add(self._key, wanted) % _ENDED
+        if not self._asked:
+            self._asked = True
+            self._compare(world, first=total == wanted)
+        return runs.part(self._rest, total - wanted, total), min(self._before + total, self._count)
+
+    def _ask_ahead(self) -> None:
+        def ask() -> None:
+            try:
+                self._answer = self._ask()
+            except ClosedError:
+                self._answer = [], self.dealt  # the program has left meanwhile
+
+        world = None if self._world is None else self._world()
+        if world is not None:
+            self._asking = world.spawn("asks for batches ahead", ask)
+
+    def _merge(self, numbers: list[range], dealt: int) -> None:
+        self.hand.extend(numbers)
+        self.mine += runs.length(numbers)
+        self.dealt = dealt
+
+    def _ample(self, held: int) -> bool:
+        """Whether this worker will come to what it holds long before the end."""
+        world = None if self._world is None else self._world()
+        held += runs.length(self.hand)
+        return world is not None and self._expected(world.size) >= _RESERVE * held
+
+    def _expected(self, workers: int) -> float:
+        """How many more this worker will compute, at its speed so far."""
+        return (self._count - self.dealt) * (self.mine + 1) / (self.dealt + workers)
+
+    # --- the same on all -------------------------------------------------------------------
+
+    def _compare(self, world: World, first: bool) -> None:
+        """Tell the others what is dealt here, or raise if it is something else."""
+        mine, control = {**self._alike, "worker": world.rank}, world.control
+        if first:
+            control.set(f"{self._key}/first", json.dumps(mine).encode())
+            return
+        theirs = json.loads(control.get(f"{self._key}/first"))
+        for what, value in self._alike.items():
+            if theirs.get(what) != value:
+                raise _disagreement(what, theirs, mine)
+
+
+def _disagreement(
+    what: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]
+) -> DisagreementError:
+    error = DisagreementError(
+        f"workers disagree about {what}: worker {theirs['worker']} has {theirs.get(what)}, worker "
+        f"{mine['worker']} has {mine[what]}. Every worker must make the same Deal, over the same "
+        "data, and iterate over it as often as the others"
+    )
+    # The others may be in the middle of a round, and learn of it by this worker's end.
+    error.everywhere = False
+    return error

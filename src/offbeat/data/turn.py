@@ -1,0 +1,168 @@
+"""A turn: one worker's iteration over a deal, in the world that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+from offbeat.data import runs
+from offbeat.data.loaders import Loading
+from offbeat.data.orders import Batches
+from offbeat.data.tickets import Tickets
+from offbeat.worlds import World, enter_world, leave_world, world_size
+from offbeat.worlds.current import present_world
+
+
+class Turn:
+    """Begins when it is asked for the first time: a DataLoader may ask for an iterator in vain.
+
+    When the next turn of the same deal begins, this one is over. To be asked again is an error
+    then, since two loops over one deal would each see a part of it.
+    """
+
+    def __init__(self, loading: Loading, begin: Callable[[Turn], None]) -> None:
+        self.over = False
+        """Whether all was dealt, and this worker has drawn its part."""
+        self.before: list[Any] | None = None
+        """What the seat remembers of the turn before."""
+        self._loading = loading
+        self._begin: Callable[[Turn], None] | None = begin
+        self._visit: _Visit | None = None
+        self._superseded = False
+
+    def begin(
+        self, epoch: int, batches: Batches, tickets: Callable[[World | None], Tickets]
+    ) -> None:
+        """Deal these; a world is there now."""
+        self._epoch = epoch
+        self._batches = batches
+        self._done: list[range] = []
+        self._drawn: list[range] = []
+        self._tickets = tickets(present_world())
+
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Begin where a turn was saved."""
+        self._done = runs.unpacked(position["done"])
+        self._tickets.hand.extend(runs.unpacked(position["hand"]))
+        self._tickets.mine, self._tickets.dealt = position["mine"], position["dealt"]
+
+    def next(self) -> list[Any]:
+        """The next batch of this worker."""
+        if self.over:
+            raise StopIteration
+        if self._superseded:
+            raise RuntimeError(
+                "two loops over one Deal: since this one began, another one has. Make a Deal for "
+                "each loader that is in use at the same time"
+            )
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.part(error)
+            raise
+
+    def _next(self) -> list[Any]:
+        if self._begin is not None:
+            if present_world() is None and world_size() > 1:
+                self._visit = _Visit(enter_world())
+            self._begin(self)
+            self._begin = None
+        ahead = self._loading.ahead()
+        if self._tickets.can_wait(ahead):
+            raise StopIteration  # not the end: the loader asks again when it has given one
+        number = self._tickets.take(ahead)
+        if number is None:
+            self.over = True
+            self.part()
+            raise StopIteration
+        runs.add(self._drawn, number)
+        return self._batches[number]
+
+    def end(self) -> None:
+        """The next turn begins."""
+        self._superseded = True
+        if not self.over and self._begin is None:
+            self._tickets.end()
+        self.part()
+
+    # --- the position ----------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether the program has been given all of this worker's part."""
+        drawn = runs.length(self._drawn)
+        return self.over and self._loading.given(drawn) == drawn
+
+    def position(self) -> dict[str, Any]:
+        """What the program has been given of this turn, and what this worker has in hand."""
+        self._tickets.settle()
+        drawn = runs.length(self._drawn)
+        given = self._loading.given(drawn)
+        return {
+            "epoch": self._epoch,
+            "done": runs.packed([*self._done, *runs.part(self._drawn, 0, given)]),
+            "hand": runs.packed([*runs.part(self._drawn, given, drawn), *self._tickets.hand]),
+            "mine": self._tickets.mine,
+            "dealt": self._tickets.dealt,
+        }
+
+    def dealt(self) -> tuple[bool, list[list[int]]]:
+        """Whether all of this turn was dealt, and what was dealt to this worker."""
+        if self.over or self._tickets.exhausted:
+            return True, []
+        return False, runs.packed([*self._done, *self._drawn, *self._tickets.hand])
+
+    # --- the world -------------------------------------------------------------------------
+
+    def part(self, error: BaseException | None = None) -> None:
+        """Leave the world, if it was entered for this turn alone.
+
+        Outside of an attached block a `break` must let go of the others, who wait at the end.
+        """
+        visit, self._visit = self._visit, None
+        if visit is not None:
+            visit.leave(error)
+
+
+class Draws(Iterator[list[Any]]):
+    """What a loop holds of its turn: when it lets go of this, it has ended, or was left."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __next__(self) -> list[Any]:
+        return self._turn.next()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # a world that has failed tells the program at its next verb
+            self._turn.part()
+
+
+class _Visit:
+    """A world that was entered for one turn, outside of any attached block."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._left = False
+        world.open.append(self)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        if not self._left:
+            self._left = True
+            self._world.open.remove(self)
+            leave_world(self._world, error)
+
+    def close(self) -> None:
+        """The program ends, or the block that it is in."""
+        self.leave()
+
+    def abandon(self, error: BaseException) -> None:
+        """The program fails."""
+        self.leave(error)
+
+    def away(self, where: str) -> AbstractContextManager[None]:
+        """Nobody waits for who draws."""
+        return nullcontext()
