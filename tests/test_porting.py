@@ -22,7 +22,9 @@ from torch.distributed import TCPStore
 from offbeat.testing import job_variables
 
 PAGE = (Path(__file__).parents[1] / "docs" / "porting.md").read_text()
-HUNK = re.compile(r"^@@ -(\d+),(\d+) \+(\d+),(\d+) @@\n(.*?)(?=^@@|\Z)", re.MULTILINE | re.DOTALL)
+HUNK = re.compile(
+    r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@\n(.*?)(?=^@@|\Z)", re.MULTILINE | re.DOTALL
+)
 LIMIT_S = 60.0
 WITNESS = """
 import hashlib
@@ -42,7 +44,8 @@ def patched(text: str, diff: str) -> str:
         made = [line[1:] for line in lines if line[0] in " +"]
         here = int(first) - 1
         new += old[at:here]
-        assert (len(new), len(taken), len(made)) == (int(to) - 1, int(before), int(after))
+        assert len(new) == int(to) - 1
+        assert (len(taken), len(made)) == (int(before or 1), int(after or 1))
         assert old[here : here + len(taken)] == taken
         new += made
         at = here + len(taken)
