@@ -142,6 +142,22 @@ def test_what_is_not_closed_is_closed_at_the_end_of_the_script(tmp_path: Path) -
 # ---------------------------------------------------------------- what it would find elsewhere
 
 
+def test_attaching_makes_a_process_group_as_on_real_processes(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        assert not dist.is_initialized()
+        """
+        + TRAIN.replace("\n", "\n        ")
+        + """
+        dist.all_reduce(total := torch.ones(1))
+        assert total.item() == dist.get_world_size() == 3
+        """,
+    )
+    assert simulate(script, Cluster.uniform(3)).error is None
+
+
 def test_a_script_finds_the_environment_that_torchrun_makes(tmp_path: Path) -> None:
     script = written(
         tmp_path,
