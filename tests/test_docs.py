@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "offbeat"
 README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting.py
+EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting_page.py
 
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT = "<!-- fragment -->\n"
