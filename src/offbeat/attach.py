@@ -33,7 +33,7 @@ from offbeat.alike import alike, average_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
-from offbeat.ending import Goal, joined, steps
+from offbeat.ending import Goal, note_join, steps
 from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower, Followers
 from offbeat.replica import Replica, Stats
@@ -338,10 +338,7 @@ class Attachment:
             return
         try:
             with self._others_away():
-                waited_s = self._stats.wait_s
-                self._apply.apply(self.algorithm.leave(self._replica))
-                self._replica.gradients.clear()
-                self._note_join(self._stats.wait_s - waited_s)
+                self._serve_others()
                 average_buffers(self._channel, self._model)
                 self._stats.replicas_identical = alike(self._channel, self._model)
         except BaseException as error:
@@ -502,10 +499,15 @@ class Attachment:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def _note_join(self, waited_s: float) -> None:
-        took_s = self.seconds - self._began_s
-        join = joined(self._replica, self._channel, self._stats.steps, took_s, waited_s)
-        self._stats.join_wait_s, self._stats.waited_for = join.waited_s, join.waited_for
+    def _serve_others(self) -> None:
+        """Apply rounds until all have left, and note what that has cost."""
+        stats, schedule = self._stats, self._apply.schedule
+        waited_s, made = stats.wait_s, schedule.made
+        self._apply.apply(self.algorithm.leave(self._replica))
+        self._replica.gradients.clear()
+        stats.join_wait_s = stats.wait_s - waited_s
+        took_s, served = self.seconds - self._began_s, schedule.made - made
+        note_join(self._world, self._channel, stats, took_s, served)
 
     def _reduces_next(self) -> bool:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)

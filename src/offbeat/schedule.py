@@ -33,13 +33,14 @@ class Schedule:
         self._scheduler = scheduler
         self._by = by
         self._steps = steps
-        self._made = 0
+        self.made = 0
+        """Steps in all rounds so far."""
         self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
 
     @property
     def ticks(self) -> int:
         """Rounds that synchronous SGD would have made of the steps in all rounds so far."""
-        return self._made // self._steps
+        return self.made // self._steps
 
     @property
     def alike(self) -> bool:
@@ -49,7 +50,7 @@ class Schedule:
     def round(self, each: Round, applied: bool) -> None:
         """A round has passed, and was applied or left out."""
         before = self.ticks
-        self._made += each.made
+        self.made += each.made
         if self._by == "samples":
             self._step(self.ticks - before)
         elif self._by == "rounds" and applied:
@@ -90,13 +91,13 @@ class Schedule:
         """What a checkpoint must hold."""
         scheduler = self._scheduler
         return {
-            "made": self._made,
+            "made": self.made,
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        self._made = state["made"]
+        self.made = state["made"]
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
             self._stepped = None
