@@ -34,6 +34,7 @@ from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
 from offbeat.errors import DetachedError, WorkerLeft
+from offbeat.porting import Porting
 from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
@@ -151,6 +152,7 @@ class Attachment:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+        self._porting = Porting(optimizer, self._replica, scheduled=scheduler is not None)
         world.open.append(self)
         self._replica.stepped()
 
@@ -159,6 +161,7 @@ class Attachment:
     @property
     def round(self) -> int:
         """Rounds that this worker has completed."""
+        self._porting.counts_together()
         return self._replica.round
 
     @property
@@ -322,6 +325,7 @@ class Attachment:
                 raise RuntimeError(
                     f"optimizer.step() inside dp.{verb}(): move it out of that block"
                 )
+        self._porting.before_step()
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
@@ -355,6 +359,7 @@ class Attachment:
         finally:
             self._in_step = False
         self._replica.stepped()
+        self._porting.after_step()
 
     def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         """Compute loss and gradients now; the optimizer gets a closure that has them already."""
@@ -431,6 +436,7 @@ class Attachment:
         )
         self._closed = True
         self._replica.overlap.remove()
+        self._porting.close()
         self._world.open.remove(self)
 
 

@@ -1,7 +1,7 @@
 """What a script written for torchrun finds in a simulation, where all workers share one process.
 
-os.environ           RANK and WORLD_SIZE of the worker that asks; LOCAL_RANK 0: each worker
-                     stands for a machine of its own
+os.environ           RANK, LOCAL_RANK and the like of the worker that asks, as if all were on one
+                     host: so `if LOCAL_RANK == 0` happens once
 torch.distributed    a default process group once the script has made one, groups that it makes
                      later, and their collectives in virtual time (process_groups.py,
                      torch_collectives.py); the rest is refused
@@ -80,7 +80,7 @@ def process_group_kept() -> Iterator[None]:
 
 
 class _Environment(MutableMapping[str, str]):
-    """The environment, with the four names that torchrun sets for each worker."""
+    """The environment, with the names that torchrun sets for each worker."""
 
     def __init__(self, outside: MutableMapping[str, str]) -> None:
         self._outside = outside
@@ -110,8 +110,10 @@ class _Environment(MutableMapping[str, str]):
         return {
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(world.rank),
+            "LOCAL_WORLD_SIZE": str(world.size),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
         }
 
 
