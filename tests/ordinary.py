@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 import offbeat
+from offbeat.errors import PortingWarning
 
 WORKERS = 3
 LIMIT_S = 60.0
@@ -369,7 +371,9 @@ class ABadBatch(Exception):  # noqa: N818 - what a user's code may raise
 def train(script: Script) -> dict[str, Any]:
     """Run the script on this worker; return what there is to check."""
     ours = Run(script)
-    ours.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PortingWarning)  # it is meant so
+        ours.train()
     found: dict[str, Any] = {
         "hashes": [_hash(part.model) for part in ours.parts],
         "stats": [part.dp.stats() for part in ours.parts],

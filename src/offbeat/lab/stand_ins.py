@@ -6,6 +6,7 @@ torch.distributed    a default process group once the script has made one, group
                      later, and their collectives in virtual time (process_groups.py,
                      torch_collectives.py); the rest is refused
 logging              handlers of the worker that has added them, and of no other
+hydra, spawn, chdir  see one_process.py
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from offbeat.lab import one_process
 from offbeat.lab.process_groups import ProcessGroups
 from offbeat.lab.torch_collectives import COLLECTIVES, IN_STEPS
 from offbeat.worlds.virtual import current_virtual_world
@@ -49,9 +51,10 @@ def installed() -> Iterator[None]:
     logging.Logger.handlers = _Handlers()  # type: ignore[assignment]
     for name, original in saved.items():
         stand_in = groups.stand_ins.get(name) or _refusal(name)
-        setattr(dist, name, _inside(stand_in, original))
+        setattr(dist, name, one_process.inside(stand_in, original))
     try:
-        yield
+        with one_process.installed():
+            yield
     finally:
         for name, original in saved.items():
             setattr(dist, name, original)
@@ -112,8 +115,12 @@ class _Environment(MutableMapping[str, str]):
             "WORLD_SIZE": str(world.size),
             "LOCAL_RANK": str(world.rank),
             "LOCAL_WORLD_SIZE": str(world.size),
+            "ROLE_RANK": str(world.rank),
+            "ROLE_WORLD_SIZE": str(world.size),
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
+            # Hydra then raises errors instead of printing them, on whichever worker.
+            "HYDRA_FULL_ERROR": self._outside.get("HYDRA_FULL_ERROR", "1"),
         }
 
 
@@ -142,14 +149,6 @@ class _Handlers:
         else:
             self._lists[id(logger), world.rank] = handlers
             self._loggers.append(logger)
-
-
-def _inside(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def either(*args: Any, **kwargs: Any) -> Any:
-        chosen = original if current_virtual_world() is None else stand_in
-        return chosen(*args, **kwargs)
-
-    return either
 
 
 def _refusal(name: str) -> Callable[..., Any]:
