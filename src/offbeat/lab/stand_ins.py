@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -48,7 +48,8 @@ def installed() -> Iterator[None]:
     environ, groups = os.environ, ProcessGroups(COLLECTIVES, IN_STEPS, no_member)
     saved = {name: getattr(dist, name) for name in (*groups.stand_ins, *_NOT_SIMULATED)}
     os.environ = _Environment(environ)  # type: ignore[assignment]  # noqa: B003
-    logging.Logger.handlers = _Handlers()  # type: ignore[assignment]
+    handlers = _Handlers()
+    logging.Logger.handlers = handlers  # type: ignore[assignment]
     for name, original in saved.items():
         stand_in = groups.stand_ins.get(name) or _refusal(name)
         setattr(dist, name, one_process.inside(stand_in, original))
@@ -59,6 +60,7 @@ def installed() -> Iterator[None]:
         for name, original in saved.items():
             setattr(dist, name, original)
         del logging.Logger.handlers
+        handlers.close()
         os.environ = environ  # noqa: B003
 
 
@@ -130,6 +132,14 @@ class _Handlers:
     def __init__(self) -> None:
         self._lists: dict[tuple[int, int], list[logging.Handler]] = {}
         self._loggers: list[logging.Logger] = []  # kept, so that no other gets their id
+
+    def close(self) -> None:
+        """Do what the end of a process does: flush and close what workers have added."""
+        outside = {id(each) for logger in self._loggers for each in logger.handlers}
+        for each in {id(each): each for added in self._lists.values() for each in added}.values():
+            if id(each) not in outside:
+                with suppress(OSError, ValueError):  # as the end of a process does
+                    each.close()
 
     def __get__(self, logger: logging.Logger | None, owner: type) -> Any:
         if logger is None:
