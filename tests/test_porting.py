@@ -609,6 +609,7 @@ def test_workers_that_go_to_different_folders_are_told(
     go = "import os\nos.makedirs('{0}', exist_ok=True)\nos.chdir('{0}')"
     assert simulated(tmp_path, go.format(tmp_path / "one")).error is None
     monkeypatch.chdir(tmp_path)
+    assert simulated(tmp_path, go.format("and-back") + "\nos.chdir('..')").error is None
     failed = simulated(tmp_path, go.format("relative"))
     assert "simulated workers share one" in failed.traceback()
     assert "full paths" in failed.traceback()

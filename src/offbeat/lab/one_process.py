@@ -5,7 +5,7 @@ hydra                        of the singletons that hold the run at hand each wo
                              configurations and the plugins, stay everybody's
 torch.multiprocessing.spawn  runs the function for this worker's rank, here: the other workers do
                              the same with theirs
-os.chdir                     once they have gone to different folders, they are told
+os.chdir                     who goes elsewhere than another worker is told
 the rest                     is done by one worker, and fails on the next: `explain` says why
 """
 
@@ -83,24 +83,26 @@ def _spawn(
 
 
 class _Folder:
-    """The working directory, which workers share: all must go to the same one first."""
+    """The working directory, which workers share: they cannot be in different ones at a time."""
 
     def __init__(self, chdir: Callable[[Any], None]) -> None:
         self._chdir = chdir
-        self._first: dict[int, str] = {}  # by rank
+        self._start = os.path.realpath(os.curdir)
+        self._where: dict[int, str] = {}  # by rank
 
     def change(self, path: Any) -> None:
         world = current_virtual_world()
         assert world is not None, "a stand-in is called inside virtual workers only"
-        mine = self._first.setdefault(world.rank, os.path.realpath(path))
-        for rank, its in self._first.items():
-            if its != mine:
+        wanted = os.path.realpath(path)
+        for rank, its in self._where.items():
+            if rank != world.rank and self._start != wanted != its != self._start:
                 raise NotImplementedError(
-                    f"os.chdir: worker {world.rank} goes to {mine!r}, worker {rank} has gone to "
+                    f"os.chdir: worker {world.rank} goes to {wanted!r} while worker {rank} is in "
                     f"{its!r}, but simulated workers share one. Stay where you started, and "
                     "write to full paths; with hydra, hydra.job.chdir=False"
                 )
         self._chdir(path)
+        self._where[world.rank] = wanted
 
 
 def explain(error: BaseException, rank: int) -> None:
