@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
@@ -31,6 +32,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat
+from offbeat.errors import PortingWarning
 
 WORKERS = 3
 LIMIT_S = 60.0
@@ -391,7 +393,9 @@ class ABadBatch(Exception):  # noqa: N818 - what a user's code may raise
 def train(script: Script) -> dict[str, Any]:
     """Run the script on this worker; return what there is to check."""
     ours = Run(script)
-    ours.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PortingWarning)  # it is meant so
+        ours.train()
     found: dict[str, Any] = {
         "hashes": [_hash(part.model) for part in ours.parts],
         "averages": [_hash(part.average) for part in ours.parts if part.average is not None],

@@ -36,6 +36,7 @@ from offbeat.clusters import Cluster
 from offbeat.ending import Goal, note_join, steps
 from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower, Followers
+from offbeat.porting import Porting
 from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
@@ -166,6 +167,7 @@ class Attachment:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+        self._porting = Porting(optimizer, self._replica, schedule.given)
         world.open.append(self)
         self._began_s = world.now()
         self._replica.stepped()
@@ -175,6 +177,7 @@ class Attachment:
     @property
     def round(self) -> int:
         """Rounds that this worker has completed."""
+        self._porting.counts_together()
         return self._replica.round
 
     @property
@@ -198,6 +201,7 @@ class Attachment:
 
         Set learning rates by this, not by a count of this worker's own steps.
         """
+        self._porting.counts_together()
         return self._apply.schedule.ticks
 
     def rounds(self, n: int) -> Iterator[int]:
@@ -397,6 +401,7 @@ class Attachment:
             )
         if verb := "no_sync" if self._in_no_sync else self._away_by:
             raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
+        self._porting.before_step()
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
@@ -431,6 +436,7 @@ class Attachment:
         finally:
             self._in_step = False
         self._replica.stepped()
+        self._porting.after_step()
 
     def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         """Compute loss and gradients now; the optimizer gets a closure that has them already."""
@@ -538,6 +544,7 @@ class Attachment:
         )
         self._closed = True
         self._replica.overlap.remove()
+        self._porting.close()
         self._world.open.remove(self)
 
 

@@ -12,11 +12,13 @@
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
+    │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
     └── WorkerLeft                        not a fault: a scripted worker leaves; ends its block
 
     UserWarning
-    └── StuckWarning                      a collective of the program's own that some never call
+    ├── StuckWarning                      a collective of the program's own that some never call
+    └── PortingWarning                    a line that means something else than with DDP
 
 A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
 """
@@ -101,6 +103,10 @@ class ClosedError(WorldError):
     """A verb was used after the world, or the process group under it, had been closed."""
 
 
+class StillAttachedError(WorldError, RuntimeError):
+    """The program ends its process group, but has not left its block: nothing was destroyed."""
+
+
 class DeadlockError(WorldError):
     """In virtual time every worker is blocked and nothing is left that could wake one."""
 
@@ -111,3 +117,7 @@ class WorkerLeft(OffbeatError):  # noqa: N818 - an event, not an error
 
 class StuckWarning(UserWarning):
     """A worker has waited long in a collective of the program's own; says where everybody is."""
+
+
+class PortingWarning(UserWarning):
+    """A line of the program means something else here than with DistributedDataParallel."""

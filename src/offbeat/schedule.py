@@ -43,9 +43,14 @@ class Schedule:
         return self.made // self._steps
 
     @property
+    def given(self) -> bool:
+        """Whether there is a scheduler."""
+        return self._scheduler is not None
+
+    @property
     def alike(self) -> bool:
         """Whether the scheduler has set the same values on all workers, at every round."""
-        return self._scheduler is not None and self._by != "steps"
+        return self.given and self._by != "steps"
 
     def round(self, each: Round, applied: bool) -> None:
         """A round has passed, and was applied or left out."""

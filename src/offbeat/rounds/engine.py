@@ -85,6 +85,11 @@ class Engine(Presence):
         if begin:
             self.begin()
 
+    @property
+    def even(self) -> bool:
+        """Whether workers come to every round after as many steps."""
+        return self._rules.even
+
     # --- contributing ----------------------------------------------------------------------
 
     def contribute(
