@@ -3,6 +3,7 @@
     OffbeatError
     ├── ClusterError (ValueError)         a cluster file that cannot be meant
     ├── DisagreementError                 workers that were set up differently
+    │   └── DealError                     workers that deal different data
     ├── DetachedError                     an optimizer used after its block, or attached twice
     ├── GradientError                     a gradient that cannot be reduced
     │   └── NonFiniteGradientError        NaN or infinity; names rank, round and parameter
@@ -41,6 +42,16 @@ class DisagreementError(OffbeatError):
     """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes."""
 
     everywhere = True
+
+
+class DealError(DisagreementError):
+    """Workers that deal data among them have different data, or settings.
+
+    The one that notices raises it. The others may be in the middle of a round, and learn of it by
+    that worker's end: `WorkerLostError` has these words, too.
+    """
+
+    everywhere = False
 
 
 class DetachedError(OffbeatError):
