@@ -46,7 +46,8 @@ class Applier:
 
     def begin(self, rounds: Iterator[Round]) -> bool:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
-        self._check_scheduler()
+        if self._scheduler is not None:
+            self._check_scheduler(self._scheduler)
         self._rounds = rounds
         return self._next()
 
@@ -58,7 +59,8 @@ class Applier:
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
-        self._check_scheduler()
+        if self._scheduler is not None:
+            self._check_scheduler(self._scheduler)
         self._rounds = rounds
         self._apply_rest()
 
@@ -120,21 +122,20 @@ class Applier:
 
     def _note(self, applied: Round) -> None:
         assert applied.merge is not None
-        self.stats.note(applied, self._replica.world.now())
+        now = self._replica.world.now()
+        self.stats.note(applied, now)
         if not applied.merge.own:
-            self._tell_round(applied)
-            self._replica.round_began = self._replica.world.now()
+            self._tell_round(applied, now)
+            self._replica.round_began = now
         if self._scheduler is not None:
             for _ in range(applied.schedule_steps):
                 self._scheduler.step()
             self._stepped = _counts(self._scheduler)
 
-    def _check_scheduler(self) -> None:
+    def _check_scheduler(self, scheduler: LRScheduler) -> None:
         """Raise if the program steps the scheduler, too: at other moments on every worker."""
-        if self._scheduler is None:
-            return
         with self._replica.engine.undisturbed():
-            counts = _counts(self._scheduler)
+            counts = _counts(scheduler)
             if self._stepped not in (None, counts):
                 raise RuntimeError(
                     "scheduler.step() was called by hand, though attach(..., scheduler=scheduler) "
@@ -170,13 +171,13 @@ class Applier:
         skip(bad)
         self._passed_by()
 
-    def _tell_round(self, applied: Round) -> None:
+    def _tell_round(self, applied: Round, at_s: float) -> None:
         self._tell(
             "round",
             round=applied.round,
             from_s=applied.began_s,
             to_s=applied.ended_s,
-            at_s=self._replica.world.now(),
+            at_s=at_s,
             samples=applied.samples,
             workers=len(applied.ranks),
             staleness_rounds=applied.staleness_rounds,

@@ -317,15 +317,13 @@ class Attachment:
                 "optimizer.step() after the attached block has ended: move it into the block, "
                 "attach again, or call dp.detach() to go on without the other workers"
             )
-        for inside, verb in ((self._in_no_sync, "no_sync"), (self._is_away, "away")):
-            if inside:
-                raise RuntimeError(
-                    f"optimizer.step() inside dp.{verb}(): move it out of that block"
-                )
+        if self._in_no_sync or self._is_away:
+            verb = "no_sync" if self._in_no_sync else "away"
+            raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
-        began, ended = self._compute(), self.seconds
+        began, ended = self._compute(), self._world.now()
         stats.steps += 1
         stats.computed_samples += replica.samples
         applies = False
@@ -389,9 +387,9 @@ class Attachment:
         Scales differ between workers, so contributions must not carry them.
         """
         found_inf = getattr(self._optimizer, "found_inf", None)
-        scale = getattr(self._optimizer, "grad_scale", None)
         if found_inf is None:
             return True
+        scale = getattr(self._optimizer, "grad_scale", None)
         if scale is not None:
             for parameter in self._replica.parameters:
                 if parameter.grad is not None:
@@ -406,7 +404,9 @@ class Attachment:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
 
     def _check_parameters(self) -> None:
-        now = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        now = 0
+        for group in self._optimizer.param_groups:
+            now += len(group["params"])
         if now != len(self._replica.parameters):
             raise DetachedError(
                 f"the optimizer has {now} parameters, but had {len(self._replica.parameters)} when "
@@ -416,7 +416,7 @@ class Attachment:
     def _tell(self, kind: str, **facts: Any) -> None:
         """Hand a line to whoever records this run; see records.py."""
         if self._world.records is not None:
-            self._world.records({"kind": kind, "rank": self.rank, **facts})
+            self._world.records({"kind": kind, "rank": self._world.rank, **facts})
 
     def _end(self) -> None:
         stats = self.stats()

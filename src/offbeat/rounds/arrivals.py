@@ -78,14 +78,14 @@ class Arrivals:
 
     @property
     def completes(self) -> bool:
-        """Whether the round starts as soon as this worker arrives.
+        """Whether the round starts as soon as this worker arrives, where there are hints.
 
         Then it need not wait to be called, which it would notice one micro-batch later.
         """
         start = self.start
         missing = self._rank in start.candidates and not self._announced
         last = start.needed == 1 or self._only_missing
-        return self._rules.hints and missing and last and not start.due
+        return missing and last and not start.due
 
     def only_missing(self) -> None:
         """Everyone else is there."""

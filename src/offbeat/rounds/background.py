@@ -92,19 +92,10 @@ class Background(Service):
                     self._state.notify_all()
                     self._state.wait_for(self._may_give)
                     self._called = False
-            self._await_room()
             self._take_part(number)
             self._keep_short()
             if self._world.rank == number % self._world.size and number > 0:
                 self._arrivals.forget(number - 1)
-
-    def _await_room(self) -> None:
-        """Wait for a program that applies rounds more slowly than the others make them."""
-        if self.merge is not None:
-            with self._state:
-                self._state.wait_for(
-                    lambda: not (self._taking and self.log.full) or self._presence == AWAY
-                )
 
     def _told_to_be_last(self) -> None:
         with self._state:
@@ -183,9 +174,9 @@ class Background(Service):
             with self._state:
                 if not self.log or not self.may_fold(self.log.oldest):
                     return
-                oldest = self.log.next()
+                oldest = self.log.next(self.merge)
                 self.log.folded += 1
-            yield oldest.but(merge=self.merge)
+            yield oldest
             with self._state:
                 self.log.returned()
 

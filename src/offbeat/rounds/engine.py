@@ -109,7 +109,9 @@ class Engine(Presence):
         with self._state:
             if self._presence in (PAUSED, LEFT):
                 raise ClosedError(f"a contribution to {self._name!r} after leaving it")
-            too_stale = self._is_too_stale()
+            limit = self._rules.max_staleness_rounds
+            # Only a worker that was away can have come to that.
+            too_stale = limit is not None and self._started - self.log.taken > limit
             late = too_stale or self._is_late(delay)
             dropped = too_stale or (late and drop_late)
             if not dropped:
@@ -127,11 +129,10 @@ class Engine(Presence):
             # gradient will be, so where staleness has a bound it waits.
             on_time = arrive and not late
             self._went_on_for = self._started + on_time
-            unbounded = self._rules.max_staleness_rounds is None
-            self._resumes_after = self._went_on_for - (delay if on_time or unbounded else 0)
+            self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1
             self._comes = arrive
-            if on_time and self._knows_start and self._arrivals.completes:
+            if on_time and self._rules.hints and self._knows_start and self._arrivals.completes:
                 self._outbox.append((self._arrivals.start, self._arrives()))
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
@@ -145,11 +146,6 @@ class Engine(Presence):
             return self._started > self._steps
         in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
         return self._started > max(self.log.taken, in_time_for)
-
-    def _is_too_stale(self) -> bool:
-        """Only a worker that was away can have come to that."""
-        limit = self._rules.max_staleness_rounds
-        return limit is not None and self._started - self.log.taken > limit
 
     def arrive(self) -> None:
         """Count as there for the next round, with whatever will be on the pile."""

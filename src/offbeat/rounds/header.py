@@ -103,7 +103,6 @@ class Header:
     """The plan of a header: which number lies where."""
 
     def __init__(self, size: int, parameters: int, notes: int = 0, rates: int = 0) -> None:
-        self._plan = size, parameters, notes, rates
         self._size = size
         self._notes = notes
         self._each = _BY_RANK + notes
@@ -111,12 +110,6 @@ class Header:
         self._rates = self._by_rank + _OF_ALL
         self._used = self._rates + learning_rates.room(rates)
         self.room = self._used + parameters
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Header) and self._plan == other._plan
-
-    def __hash__(self) -> int:
-        return hash(self._plan)
 
     def written(self, rank: int, share: Share) -> dict[int, Sequence[float]]:
         """One worker's header: runs of numbers, by their place; the rest is zeros."""

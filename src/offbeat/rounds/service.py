@@ -46,7 +46,7 @@ class Service:
         self._choose = choose
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
-        header = Header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
+        header = _header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
         self._exchange = SumOverAll(world, world.channel(place), layout, header)
         self.write: Callable[[int, Flats, float], None] | None = None
         """Writes what a round takes, times weight, when it takes it; else `contribute` does."""
@@ -63,6 +63,7 @@ class Service:
         self.piles = Piles(layout, header.room)
         self.log = Log(self.piles)
         self._taking = self._folding = False
+        self._wants_room = False  # a background waits for the program to take from the log
         self.gave_s = world.now()
         """When a round took this worker's pile for the last time."""
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
@@ -110,7 +111,7 @@ class Service:
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         # A worker that has left brings nothing more: the samples may never be enough.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
-        return Start(round, *self._quorum.for_round(self._offset + round, active), due, least)
+        return _start(round, *self._quorum.for_round(self._offset + round, active), due, least)
 
     # --- arrivals; under lock ----------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class Service:
 
     def _to_say(self) -> tuple[Start, int]:
         """What the program has to announce itself, if anything."""
-        if self._rules.by_messenger or self._rules.lockstep:
+        if self._rules.by_messenger:
             self._stir()
             return self._arrivals.start, 0
         return self._arrivals.start, self._arrives()
@@ -153,6 +154,7 @@ class Service:
     def _take_part(self, number: int) -> None:
         """Give the pile to a round that has started, exchange it, and log the result."""
         with self._state:
+            self._await_room()
             if self._given is None:
                 self._give()
             assert self._given is not None
@@ -170,16 +172,25 @@ class Service:
         if self.early is not None:
             share.changed = self.early.keep(pile, here=share.presence == HERE)
 
-        def refill() -> Share:
+        shares = self._exchange.reduce(pile, share)
+        while shares.changed:
             assert self.early is not None, "nobody else launches buckets early"
             self.early.restore(pile)
-            return self._share_again(share, pile)
-
-        shares = self._exchange.reduce(pile, share, refill)
+            shares = self._exchange.reduce(pile, self._share_again(share, pile))
         if self.early is not None:
             self.early.finished()
-        self._exchange_s = self._world.now() - began_s
-        self._log_round(number, pile, shares, began_s)
+        ended_s = self._world.now()
+        self._exchange_s = ended_s - began_s
+        self._log_round(number, pile, shares, began_s, ended_s)
+
+    def _await_room(self) -> None:
+        """Wait for a program that applies rounds more slowly than the others make them."""
+        if self._taking and self.log.full and self.merge is not None:
+            self._wants_room = True
+            self._state.wait_for(
+                lambda: not (self._taking and self.log.full) or self._presence == AWAY
+            )
+            self._wants_room = False
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
@@ -240,19 +251,19 @@ class Service:
         share.changed = False
         return share
 
-    def _log_round(self, round: int, pile: Pile, shares: Shares, began_s: float) -> None:
+    def _log_round(
+        self, round: int, pile: Pile, shares: Shares, began_s: float, ended_s: float
+    ) -> None:
         """Append the round, and draw from its header what the next one needs."""
         size, rules = self._world.size, self._rules
         samples, number = shares.total_samples, self._offset + round
         here, away, paused = shares.here, shares.away, shares.paused
-        divisor = {"workers": float(size), "moves": shares.weight}.get(
-            rules.divisor, samples / pile.unit
-        )
-        completed = _told(shares, number, divisor).but(
-            sum=pile.flats, began_s=began_s, ended_s=self._world.now()
-        )
-        if self._choose is not None and completed.ranks:
-            self._quorum = Quorum.of(self._choose(_measured(completed, pile)), size)
+        divisor = samples / pile.unit
+        if rules.divisor != "samples":
+            divisor = shares.weight if rules.divisor == "moves" else float(size)
+        told = _told(shares, number, divisor)
+        if self._choose is not None and told.ranks:
+            self._quorum = Quorum.of(self._choose(_measured(told, pile)), size)
         active, limit = shares.active, rules.max_staleness_rounds
         computing = here if here or away else paused
         due = () if limit is None else [rank for rank in computing if shares.age[rank] >= limit]
@@ -265,15 +276,13 @@ class Service:
                 self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
-                self.log.append(completed, pile)
+                self.log.append(told, pile, began_s, ended_s)
             if over:
                 self._paused = len(paused)
                 self._settled, self._ended = bool(paused), not paused
             self._in_round = False
-            for rank, since in list(self._absent.items()):
-                if since <= round and rank not in away:
-                    del self._absent[rank]
-            self._absent.update(dict.fromkeys(away, round + 1))
+            if self._absent or away:
+                self._note_absent(round, away)
             if following is not None:
                 self._arrivals.begin(following)
             said = self._to_say()
@@ -282,40 +291,53 @@ class Service:
             self._state.notify_all()
         self._arrivals.announce(*said)
 
+    def _note_absent(self, round: int, away: tuple[int, ...]) -> None:
+        """In lockstep: who was away in a round is so until a later one says otherwise."""
+        for rank, since in list(self._absent.items()):
+            if since <= round and rank not in away:
+                del self._absent[rank]
+        self._absent.update(dict.fromkeys(away, round + 1))
+
     # --- the log -------------------------------------------------------------------------------
 
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
-            self._state.wait_for(lambda: not self._folding)
+            if self._folding:
+                self._state.wait_for(lambda: not self._folding)
             self._taking = True
             adopts = bool(self.log.adopt())
-            self.log.returned()  # by a reader that has not read to the end
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
-            while True:
-                with self._state:
-                    if not self.log or (last is not None and self.log.taken >= last):
-                        self._taking = False
-                        self._state.notify_all()
-                        return
-                    taken = self.log.next()
-                    self.log.taken += 1
-                    self._state.notify_all()
-                yield taken.but(merge=self.merge, waited_s=waited_s)
-                with self._state:
-                    self.log.returned()
+            while (taken := self._next(waited_s, last)) is not None:
+                yield taken
                 waited_s = 0.0
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
 
+    def _next(self, waited_s: float, last: int | None) -> Round | None:
+        """Take back the round that was lent, if any, and lend the next one; None for the end."""
+        with self._state:
+            self.log.returned()
+            if self._wants_room:
+                self._state.notify_all()
+            if not self.log or (last is not None and self.log.taken >= last):
+                self._taking = False
+                return None
+            self.log.taken += 1
+            return self.log.next(self.merge, waited_s)
+
 
 _NOTHING = Flats(Layout((), ()))
+
+# What is the same for all the workers of a virtual run is made once.
+_header = lru_cache(maxsize=8)(Header)
+_start = lru_cache(maxsize=8)(Start)
 
 
 @lru_cache(maxsize=8)
 def _told(shares: Shares, number: int, divisor: float) -> Round:
-    """What a round says to everyone alike: made once for all the workers of a virtual run."""
+    """What a round says to everyone alike."""
     samples = shares.total_samples
     return Round(
         round=number,
@@ -333,15 +355,15 @@ def _told(shares: Shares, number: int, divisor: float) -> Round:
     )
 
 
-def _measured(completed: Round, pile: Pile) -> Measured:
+def _measured(told: Round, pile: Pile) -> Measured:
     """What a round shows of those who took part; their last three notes."""
-    last = [notes[-3:] for notes in completed.notes_by_rank]
+    last = [notes[-3:] for notes in told.notes_by_rank]
     exchanges = [exchange_s for _, _, exchange_s in last if exchange_s]
     return Measured(
-        round=completed.round,
+        round=told.round,
         seconds=tuple(seconds for seconds, _, _ in last),
-        samples=tuple(completed.samples_by_rank[rank] for rank in completed.ranks),
-        squares=tuple(last[rank][1] for rank in completed.ranks),
-        mean_square=pile.square / completed.samples**2,
+        samples=tuple(told.samples_by_rank[rank] for rank in told.ranks),
+        squares=tuple(last[rank][1] for rank in told.ranks),
+        mean_square=pile.square / told.samples**2,
         exchange_s=min(exchanges, default=0.0),
     )

@@ -4,8 +4,9 @@
     clock.start(Worker(0), "main", function)
     clock.run()
 
-Every blocking verb of the virtual world ends in one of two calls: `sleep_until`, which puts this
-task's own wake-up on the heap, or `park`, after which somebody else must `wake` it. Time moves only
+Every blocking verb of the virtual world ends in one of three calls: `sleep_until`, which puts this
+task's own wake-up on the heap; `park`, after which somebody else must `wake` it; `visit`, which has
+something done elsewhere, at a later moment, that wakes it or has it wait there. Time moves only
 between tasks, to the next wake-up, so a run is a function of its inputs: equal moments are taken
 in the order in which they were put on the heap.
 
@@ -126,6 +127,26 @@ class Clock:
             self.at(until, lambda: self.wake(parked))
         return parked
 
+    def visit(self, moment: float, call: Callable[[Parked], None], reason: object) -> None:
+        """Have `call` done at `moment`, and block the current task until that, or what it sets off,
+        has woken it; `moment` is later than now.
+
+        On the way it can be ended, but not woken.
+        """
+        task = self._current()
+        parked = Parked(task, reason)
+
+        def there() -> None:
+            if not task.done:
+                task.parked = parked
+                if task.worker.failure is None:
+                    call(parked)
+                else:
+                    self.wake(parked)
+
+        heapq.heappush(self._heap, (moment, next(self._sequence), there))
+        self._switch(task)
+
     def blocked(self, parked: Parked) -> None:
         """Block the current task on what it has parked on."""
         if parked.task.parked is parked:
@@ -152,8 +173,12 @@ class Clock:
         return self.current
 
     def at(self, moment: float, call: Callable[[], None]) -> None:
-        """Have the loop itself call something, which must not block, at `moment`."""
+        """Have something called at `moment`, which must not block, and ends no task."""
         heapq.heappush(self._heap, (max(moment, self.now), next(self._sequence), call))
+
+    def end_at(self, moment: float, call: Callable[[], None]) -> None:
+        """Have the loop itself call something, which must not block, and may end tasks."""
+        self.at(moment, _ByLoop(call))
 
     def start(self, worker: Worker, name: str, run: Callable[[], Any], main: bool = False) -> Task:
         """Add a task, to begin now, after those that are due already."""
@@ -247,7 +272,9 @@ class Clock:
 
         heap = self._heap
         due = heap[0][2] if heap else None
-        if due.__class__ is Task and due.greenlet:
+        if due.__class__ is not Task:
+            due = self._make_calls()
+        if due is not None and due.greenlet:
             # A task that has begun is next: go there at once, not by way of the loop.
             self.now = heapq.heappop(heap)[0]
             self.events += 1
@@ -268,6 +295,24 @@ class Clock:
             raise GreenletExit
         if worker.failure is not None:
             raise worker.failure
+
+    def _make_calls(self) -> Any:
+        """Make the calls that are due; return the task that is next, None if the loop must see."""
+        heap = self._heap
+        while heap:
+            due = heap[0][2]
+            if due.__class__ is Task:
+                return due
+            if due.__class__ is _ByLoop:
+                return None
+            self.now = heapq.heappop(heap)[0]
+            self.events += 1
+            try:
+                due()  # type: ignore[operator]
+            except BaseException as error:
+                self._failed = self._failed or error
+                return None
+        return None
 
     def _draw_as(self, worker: Worker) -> None:
         """Have the global random generators hold what this worker's main program left in them."""
@@ -324,6 +369,18 @@ class Clock:
             f"at virtual time {self.now:g} s nothing is left to wake, "
             f"and {len(blocked)} of the tasks are blocked:\n" + "\n".join(shown)
         )
+
+
+class _ByLoop:
+    """A call that the loop must make itself: a task that ends others would not be resumed."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def __call__(self) -> None:
+        self.call()
 
 
 def _autocast_state() -> Autocast:
