@@ -123,7 +123,7 @@ def train(
     pace: Cluster | None = None,
 ) -> Outcome:
     """Train until the budget is used up or the target is reached; `pace` is for real processes."""
-    torch.manual_seed(seed)
+    _seed(seed)
     model = task.model()
     optimizer = task.optimizer(model)
     for group in optimizer.param_groups:
@@ -139,6 +139,14 @@ def train(
     leave_world(world)
     run.finish(outcome)
     return outcome
+
+
+def _seed(seed: int) -> None:
+    """As torch does, which also keeps a traceback for every kind of device that is not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _attached(

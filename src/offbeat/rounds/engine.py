@@ -228,8 +228,9 @@ class Engine(Presence):
                     self._stir()
                 self._state.wait_for(lambda: self.log.completed >= last or self._ended)
                 self._waits_since = None
-        waited_s = self._world.now() - began
-        yield from self._take(waited_s, None if delay is None else last)
+            waited_s = self._world.now() - began
+            adopts = self._begin_taking()
+        yield from self._taken(adopts, waited_s, None if delay is None else last)
         if self._says_later:
             self._says_later = False
             with self._state:

@@ -95,6 +95,13 @@ class Shares:
         """
         return tuple(sorted(self.here + self.away)) or self.paused
 
+    def due(self, limit: int | None) -> frozenset[int]:
+        """Whose gradient would be staler than that, if it missed the next round."""
+        if limit is None:
+            return frozenset()
+        computing = self.here if self.here or self.away else self.paused
+        return frozenset(rank for rank in computing if self.age[rank] >= limit)
+
     def _ranks(self, presence: int) -> tuple[int, ...]:
         return tuple(rank for rank, each in enumerate(self.presence) if each == presence)
 
@@ -109,10 +116,12 @@ class Header:
         self._by_rank = self._each * size
         self._rates = self._by_rank + _OF_ALL
         self._used = self._rates + learning_rates.room(rates)
+        self._no_rates = (0.0,) * learning_rates.room(rates)
         self.room = self._used + parameters
 
     def written(self, rank: int, share: Share) -> dict[int, Sequence[float]]:
         """One worker's header: runs of numbers, by their place; the rest is zeros."""
+        rates = learning_rates.written(share.rates, share.samples)
         return {
             rank * self._each: (
                 *in_parts(share.samples),
@@ -127,9 +136,9 @@ class Header:
                 *in_parts(share.weight),
                 share.stale_samples,
                 share.changed,
+                *(rates or self._no_rates),
+                *share.used,
             ),
-            self._rates: learning_rates.written(share.rates, share.samples),
-            self._used: share.used,
         }
 
     def read(self, numbers: Sequence[float]) -> Shares:

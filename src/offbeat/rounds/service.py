@@ -126,19 +126,30 @@ class Service:
         return self._knows_start and self._arrivals.on_time
 
     def _to_say(self) -> tuple[Start, int]:
-        """What the program has to announce itself, if anything."""
-        if self._rules.by_messenger:
+        """What the program has to announce itself, if anything; or stir the messenger to do so."""
+        rules, arrivals = self._rules, self._arrivals
+        if rules.lockstep:
+            return arrivals.start, 0
+        if not rules.by_messenger:
+            return arrivals.start, self._arrives()
+        if rules.bounded or self._outbox or self._standing() != arrivals.announced:
             self._stir()
-            return self._arrivals.start, 0
-        return self._arrivals.start, self._arrives()
+        return arrivals.start, 0
 
     def _arrives(self) -> int:
+        """What to add to the counter of arrivals, which is to follow."""
+        arrivals, before = self._arrivals, self._arrivals.announced
+        arrivals.announced = self._standing()
+        return arrivals.announced - before
+
+    def _standing(self) -> int:
+        """What the counter of arrivals should hold of this worker."""
+        arrivals, presence = self._arrivals, self._presence
         if not self._knows_start or self._rules.lockstep:
-            return 0
-        start, presence = self._arrivals.start, self._presence
+            return arrivals.announced
         since = self._waits_since
-        return self._arrivals.arrival(
-            on_time=self._on_time_for == start.round or self._overdue,
+        return arrivals.standing(
+            on_time=self._on_time_for == arrivals.start.round or self._overdue,
             waits=since is not None and self._world.now() >= since + GRACE_S,
             given=self.piles.micro_batches > 0,
             presence=HERE if presence == AWAY and not self._told_away else presence,
@@ -257,18 +268,17 @@ class Service:
         """Append the round, and draw from its header what the next one needs."""
         size, rules = self._world.size, self._rules
         samples, number = shares.total_samples, self._offset + round
-        here, away, paused = shares.here, shares.away, shares.paused
+        away, paused = shares.away, shares.paused
         divisor = samples / pile.unit
         if rules.divisor != "samples":
             divisor = shares.weight if rules.divisor == "moves" else float(size)
         told = _told(shares, number, divisor)
         if self._choose is not None and told.ranks:
             self._quorum = Quorum.of(self._choose(_measured(told, pile)), size)
-        active, limit = shares.active, rules.max_staleness_rounds
-        computing = here if here or away else paused
-        due = () if limit is None else [rank for rank in computing if shares.age[rank] >= limit]
-        following = self._start_of(round + 1, active, frozenset(due)) if active else None
-        over = not here and not away
+        active = shares.active
+        due = shares.due(rules.max_staleness_rounds)
+        following = self._start_of(round + 1, active, due) if active else None
+        over = not shares.here and not away
         with self._state:  # for as short as can be: the program may want to go on
             if over and not samples and (rules.even or not paused):
                 self.log.pass_by()  # all have left, or pause, and nobody brought anything
@@ -302,10 +312,19 @@ class Service:
 
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
-            if self._folding:
-                self._state.wait_for(lambda: not self._folding)
-            self._taking = True
-            adopts = bool(self.log.adopt())
+            adopts = self._begin_taking()
+        yield from self._taken(adopts, waited_s, last)
+
+    def _begin_taking(self) -> bool:
+        """Have nothing folded from here on; say whether something was. Under lock."""
+        if self._folding:
+            self._state.wait_for(lambda: not self._folding)
+        self._taking = True
+        return bool(self.log.adopt())
+
+    def _taken(
+        self, adopts: bool, waited_s: float, last: int | None
+    ) -> Generator[Round, None, None]:
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
