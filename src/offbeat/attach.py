@@ -323,9 +323,10 @@ class Attachment:
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
-        began, ended = self._compute(), self._world.now()
+        began, ended = self._compute(), replica.compute_began
+        samples = replica.samples
         stats.steps += 1
-        stats.computed_samples += replica.samples
+        stats.computed_samples += samples
         applies = False
         if self._unscaled():
             self._in_step = True
@@ -336,9 +337,7 @@ class Attachment:
                 self._in_step = False
         else:
             replica.drop()
-        self._tell(
-            "compute", from_s=began, to_s=ended, samples=replica.samples, arrival=replica.arrival
-        )
+        self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=replica.arrival)
         if not applies:
             replica.gradients.clear()
         return closed

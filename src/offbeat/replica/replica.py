@@ -288,10 +288,11 @@ class Replica:
     # --- what attach calls: the micro-batch at hand ------------------------------------------
 
     def declare_samples(self, samples: float) -> None:
-        if not self.gradients.any:
+        gradients = self.gradients
+        if gradients.declared_samples and not gradients.any:
             # Nothing to add to: what was declared went with gradients that no step has taken.
-            self.gradients.declared_samples = self._charged_samples = 0.0
-        self.gradients.declared_samples += samples
+            gradients.declared_samples = self._charged_samples = 0.0
+        gradients.declared_samples += samples
 
     def computed(self) -> float:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""

@@ -48,7 +48,7 @@ class Arrivals:
         self._only_missing = False
 
     def standing(self, *, on_time: bool, waits: bool, given: bool, presence: int) -> int:
-        """What the counter of arrivals should hold of this worker: less than before, if it is back."""
+        """What the counter of arrivals should hold of this worker; less, if it is back."""
         now = self.announced % DUE
         if not now % ABSENT:  # who was on time stays so
             if self._rank not in self.start.candidates:
@@ -94,7 +94,7 @@ class Arrivals:
     # --- saying and hearing it; these may block --------------------------------------------
 
     def announce(self, start: Start, arrived: int) -> None:
-        """Count an arrival, if it is one, and start the round if it was the last that was needed."""
+        """Count an arrival, if any, and start the round if it was the last that was needed."""
         if not arrived:
             return
         if not (start.by_one_alone and arrived == ON_TIME) or self._rules.bounded:

@@ -222,7 +222,7 @@ class Engine(Presence):
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:
                 self._awaits = last
-                self._waits_since = self._world.now()
+                self._waits_since = began
                 # Who has arrived on time for the very round that it waits for has no more to say.
                 if self._rules.by_messenger or not self._has_arrived or last > self._started + 1:
                     self._stir()

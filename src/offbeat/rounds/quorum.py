@@ -33,6 +33,7 @@ class Quorum:
     needed: int
 
     @classmethod
+    @lru_cache(maxsize=64, typed=True)  # all workers share one
     def of(cls, quorum: str | int | float, size: int, called: str = "quorum") -> Quorum:
         """Read a user's word or number, of a setting so called, for a cluster of `size` workers."""
         if isinstance(quorum, bool) or not isinstance(quorum, str | int | float):
@@ -58,7 +59,6 @@ class Quorum:
                 return cls(drawn := _between("the number of candidates", int(k), size), drawn)
         raise ValueError(f"{_KNOWN}, got {quorum!r}")
 
-    @lru_cache(maxsize=8)  # noqa: B019 - a few small ones, that all workers share
     def for_round(self, round: int, active: tuple[int, ...]) -> tuple[frozenset[int], int]:
         """Return the candidates among the workers still active, and how many must be there."""
         if self.drawn is None:

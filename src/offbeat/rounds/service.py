@@ -111,7 +111,7 @@ class Service:
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         # A worker that has left brings nothing more: the samples may never be enough.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
-        return _start(round, *self._quorum.for_round(self._offset + round, active), due, least)
+        return _start(round, self._quorum, self._offset + round, active, due, least)
 
     # --- arrivals; under lock ----------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Service:
         return arrivals.standing(
             on_time=self._on_time_for == arrivals.start.round or self._overdue,
             waits=since is not None and self._world.now() >= since + GRACE_S,
-            given=self.piles.micro_batches > 0,
+            given=bool(arrivals.start.due) and self.piles.micro_batches > 0,
             presence=HERE if presence == AWAY and not self._told_away else presence,
         )
 
@@ -351,7 +351,19 @@ _NOTHING = Flats(Layout((), ()))
 
 # What is the same for all the workers of a virtual run is made once.
 _header = lru_cache(maxsize=8)(Header)
-_start = lru_cache(maxsize=8)(Start)
+
+
+@lru_cache(maxsize=8)
+def _start(
+    round: int,
+    quorum: Quorum,
+    number: int,
+    active: tuple[int, ...],
+    due: frozenset[int],
+    least_samples: float,
+) -> Start:
+    """What must be there for a round of that number."""
+    return Start(round, *quorum.for_round(number, active), due, least_samples)
 
 
 @lru_cache(maxsize=8)

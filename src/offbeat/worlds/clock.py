@@ -17,7 +17,7 @@ grad mode and autocast again, and a worker's main task its own random generators
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -53,6 +53,8 @@ class Task:
 
     __slots__ = (
         "done",
+        "draws",
+        "ending",
         "greenlet",
         "held",
         "joining",
@@ -68,10 +70,11 @@ class Task:
         self.worker = worker
         self.name = name
         self.main = main
+        self.draws = main and worker.generators is not None
         self.parked: Parked | None = None
         self.held = 0  # conditions that this task is inside of
         self.joining: list[Parked] = []
-        self.done = False
+        self.ending = self.done = False
         self.greenlet = greenlet(lambda: clock._live(self, run), parent=clock._hub)
 
 
@@ -104,7 +107,6 @@ class Clock:
         self._workers: list[Worker] = []
         self._drawing: Worker | None = None
         self._failed: BaseException | None = None
-        self._stopping = False
 
     # --- what a task calls -----------------------------------------------------------------
 
@@ -158,6 +160,15 @@ class Clock:
         if task.parked is parked:
             task.parked = None
             heapq.heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
+
+    def wake_all(self, waiting: Iterable[Parked]) -> None:
+        """Resume parked tasks now, in this order."""
+        heap, now, sequence = self._heap, self.now, self._sequence
+        for parked in waiting:
+            task = parked.task
+            if task.parked is parked:
+                task.parked = None
+                heapq.heappush(heap, (now, next(sequence), task))
 
     def join(self, task: Task) -> None:
         """Block the current task until another one has ended."""
@@ -230,7 +241,7 @@ class Clock:
     def _live(self, task: Task, run: Callable[[], Any]) -> None:
         """The body of a task's greenlet."""
         try:
-            if task.main:
+            if task.draws:
                 self._draw_as(task.worker)
             run()
         except GreenletExit:
@@ -243,8 +254,7 @@ class Clock:
             self.ended = self.now
             if not task.main:
                 task.worker.tasks.remove(task)
-            for parked in task.joining:
-                self.wake(parked)
+            self.wake_all(task.joining)
             _set_grad_enabled(True)
 
     def _switch(self, task: Task) -> None:
@@ -252,7 +262,7 @@ class Clock:
 
         Whoever gives way leaves the defaults behind, so only what differs is kept and put back.
         """
-        if self._stopping or not task.worker.alive:  # clean-up code of a task that was ended
+        if task.ending:  # its clean-up code
             raise GreenletExit
         if _graph_task() != -1:
             raise WorldError(
@@ -289,10 +299,8 @@ class Clock:
         if autocast is not None:
             _set_autocast(autocast)
         worker = task.worker
-        if task.main and self._drawing is not worker:
+        if task.draws and self._drawing is not worker:
             self._draw_as(worker)
-        if self._stopping or not worker.alive:
-            raise GreenletExit
         if worker.failure is not None:
             raise worker.failure
 
@@ -317,8 +325,7 @@ class Clock:
     def _draw_as(self, worker: Worker) -> None:
         """Have the global random generators hold what this worker's main program left in them."""
         mine, before = worker.generators, self._drawing
-        if mine is None:
-            return
+        assert mine is not None, "only tasks that draw come here"
         if before is None:
             mine.put_back()
         else:
@@ -341,12 +348,12 @@ class Clock:
         if task is self.current:
             raise WorldError(f"{task.name} cannot end itself")
         self.current = task
+        task.ending = True
         task.greenlet.throw(GreenletExit)
         self.current = None
         task.done = True
 
     def _stop(self) -> None:
-        self._stopping = True
         for worker in self._workers:
             for task in list(worker.tasks):
                 self.end(task)

@@ -150,8 +150,7 @@ class Channel(base.Channel):
             box.last = max(box.last, now + arrive_s[target])  # in order per pair
             box.letters[box.sent] = (tensor.detach().clone(), box.last)
             box.sent += 1
-            for parked in box.waiting:
-                self._clock.wake(parked)
+            self._clock.wake_all(box.waiting)
             box.waiting.clear()
         return now + max(arrive_s.values(), default=0.0)
 
@@ -221,8 +220,7 @@ class _Meeting:
         """Everyone is there and the time is up; the clock calls this."""
         combine(self.tensors, self.intos)
         self._ended = True
-        for parked in self._waiting:
-            self._clock.wake(parked)
+        self._clock.wake_all(self._waiting)
         del self.tensors, self.intos, self._first, self._waiting
 
     def wait(self) -> None:
