@@ -21,6 +21,8 @@ PATIENCE_S = 2e-2
 class Background(Service):
     """The half of an engine that runs beside the program."""
 
+    __slots__ = ()
+
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
         server = self._answer_bells if self._rules.lockstep else self._serve
@@ -74,7 +76,7 @@ class Background(Service):
 
         Nobody insists on more samples once somebody is away, or all wait.
         """
-        if not self._knows_start:
+        if not self._knows_start():
             return 0
         away = self._presence in (PAUSED, LEFT) or self._told_away
         content = self._world.size if away else int(self._awaits > self._started)

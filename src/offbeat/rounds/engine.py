@@ -57,6 +57,8 @@ Arrival = Literal["on time", "late", "dropped"]
 class Engine(Presence):
     """The rounds of one layout, from the first to the last, as a worker's program sees them."""
 
+    __slots__ = ()
+
     def __init__(
         self,
         world: World,
@@ -132,7 +134,7 @@ class Engine(Presence):
             self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1
             self._comes = arrive
-            if on_time and self._rules.hints and self._knows_start and self._arrivals.completes:
+            if on_time and self._rules.hints and self._knows_start() and self._arrivals.completes:
                 self._outbox.append((self._arrivals.start, self._arrives()))
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
@@ -224,7 +226,7 @@ class Engine(Presence):
                 self._awaits = last
                 self._waits_since = began
                 # Who has arrived on time for the very round that it waits for has no more to say.
-                if self._rules.by_messenger or not self._has_arrived or last > self._started + 1:
+                if self._rules.by_messenger or not self._has_arrived() or last > self._started + 1:
                     self._stir()
                 self._state.wait_for(lambda: self.log.completed >= last or self._ended)
                 self._waits_since = None

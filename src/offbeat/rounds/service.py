@@ -7,12 +7,12 @@ lock: whoever runs the round, the program in a lockstep or a background, does th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from functools import lru_cache
 
+from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.exchange import Early, SumOverAll
-from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Header, Share, Shares
+from offbeat.rounds.header import AWAY, HERE, PAUSED, Share, Shares
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
@@ -27,6 +27,18 @@ GRACE_S = 2e-3
 
 class Service:
     """What a worker's program and its backgrounds share, and one round of it."""
+
+    # Python is slow to find the attributes of an object that has more than 30 of them without this.
+    __slots__ = (
+        *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
+        *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
+        *("early", "fold", "may_fold", "merge", "weight", "write"),
+        *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
+        *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
+        *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
+        *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
+        *("_ended", "_paused", "_resumed", "_settled", "_wanted", "_wants_room"),
+    )
 
     def __init__(
         self,
@@ -46,7 +58,7 @@ class Service:
         self._choose = choose
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
-        header = _header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
+        header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
         self._exchange = SumOverAll(world, world.channel(place), layout, header)
         self.write: Callable[[int, Flats, float], None] | None = None
         """Writes what a round takes, times weight, when it takes it; else `contribute` does."""
@@ -111,19 +123,17 @@ class Service:
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         # A worker that has left brings nothing more: the samples may never be enough.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
-        return _start(round, self._quorum, self._offset + round, active, due, least)
+        return told.start(round, self._quorum, self._offset + round, active, due, least)
 
     # --- arrivals; under lock ----------------------------------------------------------------
 
-    @property
     def _knows_start(self) -> bool:
         """Whether it is known who must be there for the next round."""
         return self._started == self.log.completed and not self._ended and not self._settled
 
-    @property
     def _has_arrived(self) -> bool:
         """Whether the others have been told that this worker is on time for the next round."""
-        return self._knows_start and self._arrivals.on_time
+        return self._knows_start() and self._arrivals.on_time
 
     def _to_say(self) -> tuple[Start, int]:
         """What the program has to announce itself, if anything; or stir the messenger to do so."""
@@ -145,7 +155,7 @@ class Service:
     def _standing(self) -> int:
         """What the counter of arrivals should hold of this worker."""
         arrivals, presence = self._arrivals, self._presence
-        if not self._knows_start or self._rules.lockstep:
+        if not self._knows_start() or self._rules.lockstep:
             return arrivals.announced
         since = self._waits_since
         return arrivals.standing(
@@ -205,7 +215,7 @@ class Service:
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
-        if self._keeps_pile:
+        if self._keeps_pile():
             pile = self.piles.nothing()
         else:
             if self.piles.micro_batches:
@@ -219,7 +229,6 @@ class Service:
         if self._rules.overdue_s is not None:
             self._stir()
 
-    @property
     def _keeps_pile(self) -> bool:
         """Whether rounds take nothing from this worker: a checkpoint must not cut one short.
 
@@ -272,12 +281,11 @@ class Service:
         divisor = samples / pile.unit
         if rules.divisor != "samples":
             divisor = shares.weight if rules.divisor == "moves" else float(size)
-        told = _told(shares, number, divisor)
-        if self._choose is not None and told.ranks:
-            self._quorum = Quorum.of(self._choose(_measured(told, pile)), size)
-        active = shares.active
+        completed = told.round_of(shares, number, divisor)
+        if self._choose is not None and completed.ranks:
+            self._quorum = Quorum.of(self._choose(told.measured(completed, pile)), size)
         due = shares.due(rules.max_staleness_rounds)
-        following = self._start_of(round + 1, active, due) if active else None
+        following = self._start_of(round + 1, shares.active, due) if shares.active else None
         over = not shares.here and not away
         with self._state:  # for as short as can be: the program may want to go on
             if over and not samples and (rules.even or not paused):
@@ -286,7 +294,7 @@ class Service:
                 self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
-                self.log.append(told, pile, began_s, ended_s)
+                self.log.append(completed, pile, began_s, ended_s)
             if over:
                 self._paused = len(paused)
                 self._settled, self._ended = bool(paused), not paused
@@ -322,9 +330,7 @@ class Service:
         self._taking = True
         return bool(self.log.adopt())
 
-    def _taken(
-        self, adopts: bool, waited_s: float, last: int | None
-    ) -> Generator[Round, None, None]:
+    def _taken(self, adopts: bool, waited_s: float, last: int | None) -> Iterator[Round]:
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
@@ -345,56 +351,3 @@ class Service:
                 return None
             self.log.taken += 1
             return self.log.next(self.merge, waited_s)
-
-
-_NOTHING = Flats(Layout((), ()))
-
-# What is the same for all the workers of a virtual run is made once.
-_header = lru_cache(maxsize=8)(Header)
-
-
-@lru_cache(maxsize=8)
-def _start(
-    round: int,
-    quorum: Quorum,
-    number: int,
-    active: tuple[int, ...],
-    due: frozenset[int],
-    least_samples: float,
-) -> Start:
-    """What must be there for a round of that number."""
-    return Start(round, *quorum.for_round(number, active), due, least_samples)
-
-
-@lru_cache(maxsize=8)
-def _told(shares: Shares, number: int, divisor: float) -> Round:
-    """What a round says to everyone alike."""
-    samples = shares.total_samples
-    return Round(
-        round=number,
-        sum=_NOTHING,
-        samples_by_rank=shares.samples,
-        divisor=divisor,
-        used=shares.used,
-        rates=shares.rates,
-        staleness_rounds=max(shares.stale - 1, 0),
-        mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
-        micro_batches=shares.micro_batches,
-        notes_by_rank=shares.notes,
-        here=len(shares.presence) - shares.presence.count(LEFT),
-        bad=shares.bad,
-    )
-
-
-def _measured(told: Round, pile: Pile) -> Measured:
-    """What a round shows of those who took part; their last three notes."""
-    last = [notes[-3:] for notes in told.notes_by_rank]
-    exchanges = [exchange_s for _, _, exchange_s in last if exchange_s]
-    return Measured(
-        round=told.round,
-        seconds=tuple(seconds for seconds, _, _ in last),
-        samples=tuple(told.samples_by_rank[rank] for rank in told.ranks),
-        squares=tuple(last[rank][1] for rank in told.ranks),
-        mean_square=pile.square / told.samples**2,
-        exchange_s=min(exchanges, default=0.0),
-    )

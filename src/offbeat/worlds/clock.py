@@ -26,6 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
 from offbeat.worlds.generators import Generators
+from offbeat.worlds.tasks import Parked, Task, Worker
 
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -33,64 +34,6 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _graph_task = torch._C._current_graph_task_id
 
 Autocast = list[tuple[str, bool, torch.dtype]]
-
-
-class Worker:
-    """What the tasks of one virtual worker have in common."""
-
-    __slots__ = ("alive", "failure", "generators", "rank", "tasks")
-
-    def __init__(self, rank: int, seed: int | None = None) -> None:
-        self.rank = rank
-        self.alive = True
-        self.failure: BaseException | None = None
-        self.tasks: list[Task] = []
-        self.generators = None if seed is None else Generators.seeded(seed)
-
-
-class Task:
-    """A greenlet of a worker: its main program or a background activity."""
-
-    __slots__ = (
-        "done",
-        "draws",
-        "ending",
-        "greenlet",
-        "held",
-        "joining",
-        "main",
-        "name",
-        "parked",
-        "worker",
-    )
-
-    def __init__(
-        self, clock: Clock, worker: Worker, name: str, run: Callable[[], Any], main: bool
-    ) -> None:
-        self.worker = worker
-        self.name = name
-        self.main = main
-        self.draws = main and worker.generators is not None
-        self.parked: Parked | None = None
-        self.held = 0  # conditions that this task is inside of
-        self.joining: list[Parked] = []
-        self.ending = self.done = False
-        self.greenlet = greenlet(lambda: clock._live(self, run), parent=clock._hub)
-
-
-class Parked:
-    """One wait of one task: whoever wakes it first wins, later wake-ups find it spent."""
-
-    __slots__ = ("reason", "task")
-
-    def __init__(self, task: Task, reason: object) -> None:
-        self.task = task
-        self.reason = reason
-
-    @property
-    def waits(self) -> bool:
-        """Whether nobody has woken it yet."""
-        return self.task.parked is self
 
 
 class Clock:
@@ -193,7 +136,8 @@ class Clock:
 
     def start(self, worker: Worker, name: str, run: Callable[[], Any], main: bool = False) -> Task:
         """Add a task, to begin now, after those that are due already."""
-        task = Task(self, worker, name, run, main)
+        task = Task(worker, name, main)
+        task.greenlet = greenlet(lambda: self._live(task, run), parent=self._hub)
         if not worker.tasks:
             self._workers.append(worker)
         worker.tasks.append(task)

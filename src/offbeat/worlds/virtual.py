@@ -27,7 +27,8 @@ from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
 from offbeat.worlds.base import World, checked_members
-from offbeat.worlds.clock import Clock, Parked, Task, Worker
+from offbeat.worlds.clock import Clock
+from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
 
 

@@ -20,7 +20,8 @@ from offbeat.clusters.network import Network
 from offbeat.errors import WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
-from offbeat.worlds.clock import Clock, Parked
+from offbeat.worlds.clock import Clock
+from offbeat.worlds.tasks import Parked
 
 Combine = Callable[[list[Tensor], list[Tensor]], None]
 """Fill the second list's tensors, or the first's own, from those of the first, all by member."""
