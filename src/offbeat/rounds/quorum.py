@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from offbeat.clusters import draws
 
@@ -33,7 +32,6 @@ class Quorum:
     needed: int
 
     @classmethod
-    @lru_cache(maxsize=64, typed=True)  # all workers share one
     def of(cls, quorum: str | int | float, size: int, called: str = "quorum") -> Quorum:
         """Read a user's word or number, of a setting so called, for a cluster of `size` workers."""
         if isinstance(quorum, bool) or not isinstance(quorum, str | int | float):

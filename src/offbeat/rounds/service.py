@@ -16,7 +16,6 @@ from offbeat.rounds.header import AWAY, HERE, PAUSED, Share, Shares
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
-from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
 from offbeat.worlds.base import Activity, World
@@ -106,7 +105,7 @@ class Service:
         self._resumed = ""  # the key of the latest pause
         self._ended = False  # all have left
         self._offset = 0  # rounds before this engine began, less those without a number
-        self._quorum = Quorum.of(rules.quorum, world.size)
+        self._quorum = told.quorum_of(rules.quorum, world.size)
         self._arrivals = Arrivals(world, place, rules, self._first_start())
         self._bells = Bells(world, place)
         self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
@@ -206,7 +205,7 @@ class Service:
 
     def _await_room(self) -> None:
         """Wait for a program that applies rounds more slowly than the others make them."""
-        if self._taking and self.log.full and self.merge is not None:
+        if self._taking and self.log.full and self.merge and not self._rules.lockstep:
             self._wants_room = True
             self._state.wait_for(
                 lambda: not (self._taking and self.log.full) or self._presence == AWAY
@@ -283,7 +282,7 @@ class Service:
             divisor = shares.weight if rules.divisor == "moves" else float(size)
         completed = told.round_of(shares, number, divisor)
         if self._choose is not None and completed.ranks:
-            self._quorum = Quorum.of(self._choose(told.measured(completed, pile)), size)
+            self._quorum = told.quorum_of(self._choose(told.measured(completed, pile)), size)
         due = shares.due(rules.max_staleness_rounds)
         following = self._start_of(round + 1, shares.active, due) if shares.active else None
         over = not shares.here and not away

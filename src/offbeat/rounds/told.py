@@ -17,6 +17,7 @@ from offbeat.rounds.start import Measured, Start
 _NOTHING = Flats(Layout((), ()))
 
 header = lru_cache(maxsize=8)(Header)
+quorum_of = lru_cache(maxsize=64, typed=True)(Quorum.of)
 
 
 @lru_cache(maxsize=8)

@@ -26,7 +26,7 @@ class _Nothing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.nothing = nn.Parameter(torch.empty(0))
-        self.all = [self.nothing]  # modules are slow to find a parameter by its name
+        self.every = [self.nothing]  # modules are slow to find a parameter by its name
 
 
 class _NoStep(Optimizer):
@@ -55,7 +55,7 @@ def task() -> Task:
 
     def loss(model: Any, batch: Batch) -> Tensor:
         """There is no backward pass: the gradient is there."""
-        for parameter in model.all:
+        for parameter in model.every:
             parameter.grad = _GRADIENT
         return _LOSS
 
