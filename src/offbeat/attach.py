@@ -405,9 +405,10 @@ class Attachment:
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
-        began, ended = self._compute(), self.seconds
+        began, ended = self._compute(), replica.compute_began
+        samples = replica.samples
         stats.steps += 1
-        stats.computed_samples += replica.samples
+        stats.computed_samples += samples
         applies = False
         if self._unscaled():
             self._in_step = True
@@ -418,9 +419,7 @@ class Attachment:
                 self._in_step = False
         else:
             replica.drop()
-        self._tell(
-            "compute", from_s=began, to_s=ended, samples=replica.samples, arrival=replica.arrival
-        )
+        self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=replica.arrival)
         if not applies:
             replica.gradients.clear()
         return closed
@@ -471,9 +470,9 @@ class Attachment:
         Scales differ between workers, so contributions must not carry them.
         """
         found_inf = getattr(self._optimizer, "found_inf", None)
-        scale = getattr(self._optimizer, "grad_scale", None)
         if found_inf is None:
             return True
+        scale = getattr(self._optimizer, "grad_scale", None)
         if scale is not None:
             for parameter in self._replica.parameters:
                 if parameter.grad is not None:
@@ -519,7 +518,9 @@ class Attachment:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
 
     def _check_parameters(self) -> None:
-        now = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        now = 0
+        for group in self._optimizer.param_groups:
+            now += len(group["params"])
         if now != len(self._replica.parameters):
             raise DetachedError(
                 f"the optimizer has {now} parameters, but had {len(self._replica.parameters)} when "
@@ -529,7 +530,7 @@ class Attachment:
     def _tell(self, kind: str, **facts: Any) -> None:
         """Hand a line to whoever records this run; see records.py."""
         if self._world.records is not None:
-            self._world.records({"kind": kind, "rank": self.rank, **facts})
+            self._world.records({"kind": kind, "rank": self._world.rank, **facts})
 
     def _end(self) -> None:
         stats = self.stats()
