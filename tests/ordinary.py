@@ -4,7 +4,8 @@ A seed gives a `Script`, which says in a few words what is in it, and `train` ru
 Offbeat is used by its public names only. `judged` runs it on all and judges what came of it:
 
 - it ended, without an error, or, where one worker raises, with an error on all of them;
-- every replica holds the same bits, and no sample is lost;
+- every replica holds the same bits, and so does every moving average that follows the rounds;
+- no sample is lost, and what is dealt comes once an epoch;
 - the results of the program's own collectives are right;
 - where nothing but the arithmetic of synchronous SGD is left, it equals that by hand.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -26,8 +28,11 @@ import torch.distributed as dist
 from pool import Ended, Pool
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset
 
 import offbeat
+from offbeat.errors import PortingWarning
 
 WORKERS = 3
 LIMIT_S = 60.0
@@ -101,7 +106,7 @@ class Script:
     rate_from: str | None
     """The learning rate is written into the param groups, from the "step" or from the "round"."""
     evaluation: str | None
-    """On worker 0 after each epoch: "away", "plain", or "barrier" if all wait for it."""
+    """On worker 0 after each epoch: "away", "agreed", "plain", or "barrier" if all wait for it."""
     evaluation_s: float
     saves: bool
     samples: bool
@@ -115,9 +120,13 @@ class Script:
     """This worker breaks out of everything after so many batches."""
     raises: tuple[int, int] | None
     """This worker raises an error after so many batches."""
+    data: str
+    """A "share" for each worker; "dealt" or "dealt by processes"; or what "rounds" take."""
+    follows: bool
+    """Moving averages of the models follow the rounds."""
 
     def __str__(self) -> str:
-        usual = {"model": "plain", "accumulate": 1, "call": "step()"}
+        usual = {"model": "plain", "accumulate": 1, "call": "step()", "data": "share"}
         said = [
             f"{field.name}={value!r}"
             for field in fields(self)
@@ -133,7 +142,8 @@ class Script:
         return (
             self.algorithm in ("SyncSGD()", "SyncSGD(overlap=False)")
             and len(set(self.batches)) == 1
-            and self.evaluation != "away"
+            and self.evaluation not in ("away", "agreed")
+            and self.data == "share"
             and self.leaves is None
             and self.raises is None
         )
@@ -165,37 +175,50 @@ def draw(seed: int) -> Script:
         call = call if call != "step(closure)" else "step()"
     stepped = random.choice(("step", "step", "epoch", "attach"))
     rate_from = random.choice(("step", "round")) if often() < 0.2 else None
-    in_step = name == "LocalSGD" and not uneven and leaves is None and evaluation != "away"
+    optimizer = random.choice(list(OPTIMIZERS))
+    model = random.choice(("plain", "plain", "dropout", "batchnorm"))
+    bucket_bytes = random.choice((None, None, 64))
+    epochs = random.randint(1, 3)
+    skew = random.choice(("none", "constant", "random", "random", "worker 0 slow", "worker 2 slow"))
+    sleep_ms, every = random.choice((5, 15, 30)), random.choice((1, 2, 3, 5))
+    evaluation_s, saves = random.choice((0.1, 0.3, 0.5)), often() < 0.3
+    samples, clips = often() < 0.4, often() < 0.2
+    data = random.choice(("dealt", "dealt", "rounds", "dealt by processes"))
+    data = "share" if often() < 0.6 else data
+    if evaluation is not None and often() < 0.3:
+        evaluation = "agreed"
+    even = not uneven and data == "share" and leaves is None
+    in_step = name == "LocalSGD" and even and evaluation not in ("away", "agreed")
     if "Local" in name and not in_step:  # own steps have own rates: promised for gradients only
         stepped, rate_from = "attach", None
     return Script(
         seed=seed,
         algorithm=f"{name}({random.choice(ALGORITHMS[name])})",
-        optimizer=random.choice(list(OPTIMIZERS)),
-        model=random.choice(("plain", "plain", "dropout", "batchnorm")),
+        optimizer=optimizer,
+        model=model,
         pair=pair,
-        bucket_bytes=random.choice((None, None, 64)),
-        epochs=random.randint(1, 3),
+        bucket_bytes=bucket_bytes,
+        epochs=epochs,
         batches=batches,
-        skew=random.choice(
-            ("none", "constant", "random", "random", "worker 0 slow", "worker 2 slow")
-        ),
-        sleep_ms=random.choice((5, 15, 30)),
+        skew=skew,
+        sleep_ms=sleep_ms,
         per_epoch=per_epoch,
-        per_step=None if uneven else per_step,
-        every=random.choice((1, 2, 3, 5)),
+        per_step=None if uneven or data != "share" else per_step,
+        every=every,
         scheduler=scheduler,
         stepped=None if scheduler is None else stepped,
         rate_from=None if scheduler else rate_from,
         evaluation=evaluation,
-        evaluation_s=random.choice((0.1, 0.3, 0.5)),
-        saves=often() < 0.3,
-        samples=often() < 0.4,
+        evaluation_s=evaluation_s,
+        saves=saves,
+        samples=samples,
         accumulate=accumulate,
-        clips=often() < 0.2,
+        clips=clips,
         call=call,
         leaves=leaves,
         raises=None if leaves else raises,
+        data=data,
+        follows=often() < 0.25,
     )
 
 
@@ -360,6 +383,7 @@ class Part:
     optimizer: Optimizer
     scheduler: lr_scheduler.LRScheduler | None
     dp: Any = None
+    average: nn.Module | None = None
 
 
 class ABadBatch(Exception):  # noqa: N818 - what a user's code may raise
@@ -369,10 +393,14 @@ class ABadBatch(Exception):  # noqa: N818 - what a user's code may raise
 def train(script: Script) -> dict[str, Any]:
     """Run the script on this worker; return what there is to check."""
     ours = Run(script)
-    ours.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PortingWarning)  # it is meant so
+        ours.train()
     found: dict[str, Any] = {
         "hashes": [_hash(part.model) for part in ours.parts],
+        "averages": [_hash(part.average) for part in ours.parts if part.average is not None],
         "stats": [part.dp.stats() for part in ours.parts],
+        "dealt": ours.dealt,
         "distance": None,
     }
     if script.equals_synchronous_sgd:
@@ -396,6 +424,11 @@ class Run:
         self._sleeps = Random(1000 * script.seed + self.rank)
         self._later = _Later()
         self._batch = 0
+        self.dealt: list[tuple[int, int]] = []
+        numbers = _Numbers(sum(script.batches))
+        self._deal = offbeat.Deal(numbers, seed=script.seed)
+        processes = 2 if script.data == "dealt by processes" else 0
+        self._loader = DataLoader(numbers, batch_sampler=self._deal, num_workers=processes)
         torch.manual_seed(1000 * script.seed + self.rank)  # attach takes over worker 0's models
         self.parts = [self._part(model) for model in _models(script)]
 
@@ -404,8 +437,10 @@ class Run:
         with ExitStack() as block:
             for part in self.parts:
                 part.dp = block.enter_context(self._attach(part))
+                if script.follows and not self.by_hand:
+                    self._follow(part)
             for epoch in range(script.epochs):
-                for n in range(script.batches[self.rank]):
+                for n in self._batches(epoch):
                     if script.leaves == (self.rank, self._batch):
                         return
                     if script.raises == (self.rank, self._batch):
@@ -418,6 +453,21 @@ class Run:
             self._later.wait()
 
     # What happens in it, from the outside in.
+
+    def _batches(self, epoch: int) -> Iterator[int]:
+        script = self.script
+        if script.data == "rounds":
+            yield from self.parts[0].dp.rounds((epoch + 1) * max(script.batches))
+        elif script.data == "share":
+            yield from range(script.batches[self.rank])
+        else:
+            for count, number in enumerate(self._loader):
+                self.dealt.append((epoch, int(number)))
+                yield count
+
+    def _follow(self, part: Part) -> None:
+        part.average = AveragedModel(part.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        part.dp.on_round(lambda model, each: part.average.update_parameters(model))
 
     def _attach(self, part: Part) -> AbstractContextManager[Any]:
         handed = part.scheduler if self.script.stepped == "attach" else None
@@ -514,9 +564,9 @@ class Run:
             self._collective(name)
         if script.evaluation is not None and self.rank == 0:
             with ExitStack() as blocks:
-                if script.evaluation == "away":
+                if script.evaluation in ("away", "agreed"):
                     for part in self.parts:
-                        blocks.enter_context(part.dp.away())
+                        blocks.enter_context(getattr(part.dp, script.evaluation)())
                 self._agreed(blocks)
                 self._evaluate()
         if script.evaluation == "barrier":
@@ -582,15 +632,29 @@ class Run:
         optimizer = OPTIMIZERS[script.optimizer](model)
         if script.scheduler is None:
             return Part(model, optimizer, None)
+        most = script.epochs * sum(script.batches) * 2  # one worker may make nearly all
         steps = {
-            "step": script.epochs * script.batches[self.rank],
+            "step": script.epochs * script.batches[self.rank] if script.data == "share" else most,
             "epoch": script.epochs,
-            "attach": script.epochs * sum(script.batches) * 2,  # rounds, at most
+            "attach": most,
         }[script.stepped or ""]
         return Part(model, optimizer, SCHEDULERS[script.scheduler](optimizer, steps))
 
     def _number(self) -> int:
         return (self.script.seed * WORKERS + self.rank) * 1000 + self._batch
+
+
+class _Numbers(Dataset[int]):
+    """Samples that can be told apart."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def _models(script: Script) -> list[nn.Module]:
@@ -683,6 +747,15 @@ def _wrong(script: Script, results: list[dict[str, Any]]) -> tuple[str, list[str
         if len(set(hashes)) > 1:
             kind = "replicas differ"
             found.append(f"attachment {n}: hashes of the parameters {hashes}")
+    if len({tuple(result["averages"]) for result in results}) > 1:
+        kind = "moving averages differ"
+        found.append(f"hashes of moving averages {[result['averages'] for result in results]}")
+    if script.data.startswith("dealt") and script.leaves is None:
+        dealt = sorted(each for result in results for each in result["dealt"])
+        expected = [(n, of) for n in range(script.epochs) for of in range(sum(script.batches))]
+        if dealt != expected:
+            kind = "not dealt once"
+            found.append(f"dealt {dealt}")
     for rank, result in enumerate(results):
         for n, stats in enumerate(result["stats"]):
             where = f"worker {rank}, attachment {n}"

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
@@ -167,6 +167,7 @@ def _told(dump: str) -> str:
 
 def _work(rank: int, workers: int, port: int, pipe: Connection, dump: Path) -> None:
     """The life of a worker: function after function, until one raises or nobody asks."""
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # loaders have children
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with dump.open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)

@@ -50,12 +50,12 @@ def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
     positions, stays = schedule.positions[rank], dict(schedule.stays[rank])
 
     @contextmanager
-    def away(but: Member | None = None) -> Iterator[None]:
+    def away(but: Member | None = None, elsewhere: bool = True) -> Iterator[None]:
         """From every engine, or from all but one."""
         with ExitStack() as stack:
             for member in members:
                 if member is not but:
-                    stack.enter_context(member.away())
+                    stack.enter_context(member.away(elsewhere))
             yield
 
     def between(step: int) -> None:
@@ -73,8 +73,12 @@ def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
                     member.settle()
                 member.engine.resume()
         if step in stays:
-            with away():
+            with away(elsewhere=False):
                 world.sleep_until(world.now() + stays[step])
+        if step in schedule.looks[rank]:
+            for member in members:
+                with away(but=member):
+                    member.look()
 
     for step, seconds in enumerate(schedule.compute_s[rank]):
         between(step)
@@ -159,6 +163,8 @@ class Member:
             assert len(self.merge.rates) == 4, "lr, momentum, weight decay, dampening"
         self.engine.merge = self.merge
         self.engine.fold = self._fold
+        self.engine.followed = schedule.followed
+        self._busy = True  # in nothing but waiting
         self.log = Log()
         self._applied_s = 0.0
 
@@ -202,11 +208,16 @@ class Member:
             engine.arrive()
         self._take(engine.results() if plan.waits else engine.results(delay=plan.delay))
 
+    def look(self) -> None:
+        self._take(self.engine.newest())
+
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def away(self, elsewhere: bool) -> Iterator[None]:
         knowing, at_s = self._knowing, self._world.now()
-        with self.engine.away():
+        with self.engine.away(elsewhere=elsewhere):
+            self._busy = not elsewhere
             yield
+            self._busy = True
             until = self.engine._offset + self.engine.log.completed + 1
         if not self.log.ended:
             self.log.stays.append(Stay(knowing, until, at_s, "away"))
@@ -252,6 +263,7 @@ class Member:
 
     def _fold(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
+            assert not (self.engine.followed and self._busy), "the program's own time"
             if each.samples:
                 self.merge.fold(each)
             self._note(each, folded=True)

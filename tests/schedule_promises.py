@@ -10,6 +10,8 @@ from schedule_log import Log, Outcome
 from schedule_play import play
 from schedules import SILENT, Plan, Schedule, drawn
 
+from offbeat.rounds.log import MOST, MOST_TAKEN_FROM
+
 Inside = list[dict[int, list[int]]]  # by rank and round: the steps whose gradients are in it
 BUFFERS = {"plain": 9, "step": 9, "shift": 13}
 """Gradient-sized ones that an engine may keep alive, by merge."""
@@ -46,7 +48,8 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
         _every_round_has_its_quorum(schedule, plan, outcome, inside)
     _few_rounds_are_empty(schedule, plan, logs)
     for rank, log in enumerate(logs):
-        assert log.most_buffers <= BUFFERS[plan.merge] or schedule.apply_s[rank], (
+        most = BUFFERS[plan.merge] + (MOST_TAKEN_FROM - MOST) * schedule.followed
+        assert log.most_buffers <= most or schedule.apply_s[rank], (
             f"worker {rank} kept {log.most_buffers} gradient-sized buffers alive"
         )
     if virtual and schedule.calm:

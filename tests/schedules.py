@@ -93,11 +93,16 @@ class Schedule:
     stays: tuple[tuple[tuple[int, float], ...], ...]
     """By rank: before which step it is away on its own, and for how long."""
     plans: tuple[Plan, ...]
+    looks: tuple[tuple[int, ...], ...]
+    """By rank: before which steps it comes to the newest round, without waiting for any."""
+    followed: bool
+    """Whether rounds are followed: the program wants to hear of each in its own time."""
 
     @property
     def calm(self) -> bool:
-        """Whether nobody is ever away."""
-        return len(self.plans) == 1 and "metric" not in self.events and not any(self.stays)
+        """Whether nobody is ever away, and rounds are taken where a step takes them."""
+        alone = len(self.plans) == 1 and "metric" not in self.events and not any(self.stays)
+        return alone and not any(self.looks) and not self.followed
 
     @property
     def free(self) -> bool:
@@ -224,7 +229,7 @@ def drawn(seed: int) -> Schedule:
     counts = [draw.choice([steps] * 4 + [0, draw.randint(0, steps)]) for _ in range(workers)]
     events = _events(draw)
     stays = draw.random() < 0.3
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         workers=workers,
         latency_s=draw.choice([0.0, 0.0, 0.5, 1.0, 0.01, 0.002, 4.0]),
@@ -239,7 +244,13 @@ def drawn(seed: int) -> Schedule:
         plans=tuple(
             _plan(draw, counts) for _ in range(2 if workers > 1 and draw.random() < 0.2 else 1)
         ),
+        looks=((),) * workers,
+        followed=draw.random() < 0.2,
     )
+    if draw.random() < 0.2:
+        looks = tuple(tuple(n for n in range(count) if draw.random() < 0.3) for count in counts)
+        schedule = replace(schedule, looks=looks)
+    return schedule
 
 
 def _events(draw: Random) -> tuple[Literal["metric", "pause"], ...]:

@@ -274,6 +274,7 @@ def test_gradients_kept_by_zero_grad_in_place_are_not_counted_twice() -> None:
 # --- clipping, schedules, precision --------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::offbeat.errors.PortingWarning")
 def test_clipping_between_backward_and_step_clips_each_workers_own_gradient() -> None:
     def worker() -> Any:
         model = net()

@@ -172,6 +172,7 @@ def test_away_is_refused_where_it_cannot_be() -> None:
         opt.step()
 
 
+@pytest.mark.filterwarnings("ignore::offbeat.errors.PortingWarning")
 @pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_gradients_that_only_some_workers_change_are_averaged_as_they_are(

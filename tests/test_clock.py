@@ -479,6 +479,31 @@ def test_tensors_of_different_length_are_told() -> None:
         offbeat.run(worker, PAIR)
 
 
+def test_a_step_in_lockstep_wakes_a_worker_twice_when_computed_and_when_exchanged() -> None:
+    def events(steps: int) -> int:
+        def worker() -> None:
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with offbeat.attach(model, optimizer, offbeat.SyncSGD()):
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    model(torch.ones(1, 1)).sum().backward()
+                    optimizer.step()
+
+        return offbeat.run(worker, Cluster.uniform(5, step_s=1.0, latency_s=0.1)).events
+
+    assert events(7) - events(4) == 3 * (5 * 2 + 1)  # and the end of the exchange itself
+
+
+def test_what_fails_between_two_tasks_ends_the_run() -> None:
+    def worker() -> None:
+        tensor = torch.ones(2, requires_grad=True)  # a sum cannot be written into it
+        enter_world().channel("data").all_reduce(tensor).wait()
+
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        offbeat.run(worker, PAIR)
+
+
 CRASH = Cluster.parse(
     """
     workers = 3
@@ -509,6 +534,21 @@ def test_a_crash_ends_the_run_of_everyone_with_an_error_that_names_it() -> None:
     with pytest.raises(WorkerLostError, match=r"worker 2 was lost at virtual time 2.5 s"):
         offbeat.run(worker, CRASH)
     assert seen[0] == (0, 2, 3.0)
+
+
+def test_who_is_on_the_way_to_the_store_or_back_hears_of_a_loss_when_it_is_there() -> None:
+    def worker() -> float:
+        world = enter_world()
+        world.sleep_until((2.6, 2.45, 2.4)[world.rank])
+        try:
+            world.control.add("there", 1)
+        except WorkerLostError:
+            return world.now()
+        raise AssertionError("nobody has heard of the loss")
+
+    network = Cluster.uniform(3, latency_s=0.25).network  # the loss is known at 2.75
+    run = offbeat.run(worker, CRASH.model_copy(update={"network": network}))
+    assert run.results == [2.85, 2.95, None]
 
 
 def test_a_worker_that_ended_before_its_crash_is_not_lost() -> None:

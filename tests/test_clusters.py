@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from offbeat.clusters import Cluster, device, draws, events, model, named, network, noise
+from offbeat.clusters import Cluster, device, draws, events, model, named, network, noise, resize
 from offbeat.errors import ClusterError
 
 DOCS = Path(__file__).parents[1] / "docs" / "clusters.md"
@@ -465,7 +465,7 @@ def test_resizing_stretches_and_thins_a_list_of_speeds() -> None:
 @settings(max_examples=60, deadline=None)
 @given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=5), total=st.integers(5, 300))
 def test_shares_are_whole_and_within_one_of_the_proportion(counts: list[int], total: int) -> None:
-    shares = model._shares(counts, total)
+    shares = resize._shares(counts, total)
     assert sum(shares) == total
     assert min(shares) >= 1
     if all(count * total >= sum(counts) for count in counts):

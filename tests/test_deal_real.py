@@ -2,55 +2,214 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from nets import net, sgd
 from test_deal import data, once
+from test_shards import all_of, epochs, read, samples
 from torch.utils.data import DataLoader
 
 import offbeat
 from offbeat.testing import processes
+from offbeat.worlds import current
 
 pytestmark = pytest.mark.real
 
+LOADINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "kept": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+Batches = list[list[int]]
 
-def _train(samples: int, epochs: int, slow_s: float, **loading: Any) -> list[list[list[int]]]:
-    dataset, model = data(samples), net()
+
+def _train(
+    deal: offbeat.Deal, loader: Any, epochs: int, slow_s: float = 0.0, stop_after: int = -1
+) -> list[Batches]:
+    """Train; return the batches by epoch. Rank 0 leaves its first epoch after some steps."""
+    model = net()
     opt = sgd(model)
-    loader: Any = DataLoader(dataset, batch_sampler=offbeat.Deal(dataset, 2), **loading)
-    got: list[list[list[int]]] = []
+    got: list[Batches] = []
     with offbeat.attach(model, opt, offbeat.ABSSGD()):
-        for _ in range(epochs):
+        for epoch in range(epochs):
             got.append([])
             for index, x, y in loader:
                 got[-1].append(index.tolist())
                 opt.zero_grad()
                 torch.nn.functional.mse_loss(model(x), y).backward()
-                if offbeat.rank() == 1:
-                    time.sleep(slow_s)
+                time.sleep(slow_s * offbeat.rank())
                 opt.step()
+                if (offbeat.rank(), epoch, len(got[-1])) == (0, 0, stop_after):
+                    break
     return got
 
 
+def _loader(samples: int, **loading: Any) -> tuple[offbeat.Deal, Any]:
+    dataset = data(samples)
+    deal = offbeat.Deal(dataset, 2)
+    return deal, DataLoader(dataset, batch_sampler=deal, **loading)
+
+
+def _with_each(stop_after: int) -> dict[str, list[Batches]]:
+    """One job, one attachment after the other: each opens a world of its own."""
+    return {
+        name: _train(*_loader(120, **loading), 3, slow_s=0.005, stop_after=stop_after)
+        for name, loading in LOADINGS.items()
+    }
+
+
+def test_every_sample_comes_once_an_epoch_with_any_loader() -> None:
+    ended = processes(_with_each, 2, -1, time_out_s=100)
+    for name in LOADINGS:
+        results = [one.result[name] for one in ended]
+        once(results, 120, 3)
+        fast, slow = (sum(map(len, worker)) for worker in results)
+        assert fast > 1.3 * slow, name
+
+
+def test_who_breaks_off_leaves_the_rest_to_the_others() -> None:
+    ended = processes(_with_each, 2, 5, time_out_s=100)
+    for name in LOADINGS:
+        left, stayed = (one.result[name] for one in ended)
+        assert len(left[0]) == 5
+        got = [i for batch in left[0] + stayed[0] for i in batch]
+        assert len(set(got)) == len(got) >= 120 - 2 * 8  # without what was dealt ahead
+        once([left[1:], stayed[1:]], 120, 2)
+
+
+# --- outside of the block ------------------------------------------------------------------
+
+
+def _evaluate() -> list[Any]:
+    """Before and after the block, all of it, and only a part of it on one rank."""
+    deal, loader = _loader(40)
+    got: list[Any] = [next(iter(loader))[0].tolist()]
+    assert current._process_world is None
+    got.append(_train(deal, loader, 1)[0])
+    got.append([batch[0].tolist() for batch in loader])
+    for _ in loader:
+        if offbeat.rank() == 0:
+            break
+    assert current._process_world is None
+    dist.barrier()
+    got.append([batch[0].tolist() for batch in loader])
+    return got
+
+
+def test_outside_of_the_block_the_workers_connect_for_the_iteration() -> None:
+    results = [one.result for one in processes(_evaluate, 2)]
+    assert results[0][0] != results[1][0]
+    once([worker[1:] for worker in results], 40, 3)
+
+
+# --- checkpoints ---------------------------------------------------------------------------
+
+
+def _interrupted(loading: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Save in the middle of an epoch, draw on for a while, then go on from what was saved."""
+    _, loader = _loader(60, **loading)
+    model = net()
+    opt = sgd(model)
+    before: list[int] = []
+    with offbeat.attach(model, opt, offbeat.SyncSGD()) as dp:
+        for step, (index, x, y) in enumerate(loader):
+            opt.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            opt.step()
+            if step < 6:
+                before += index.tolist()
+            if step == 5:
+                dp.state_dict()
+                state = loader.batch_sampler.state_dict()
+    deal, loader = _loader(60, **loading)
+    with offbeat.attach(model, opt, offbeat.SyncSGD()):
+        deal.load_state_dict(state)
+        after = [i for index, *_ in loader for i in index.tolist()]
+    return before, after
+
+
+def _interrupted_with_each() -> dict[str, Any]:
+    return {name: _interrupted(loading) for name, loading in LOADINGS.items()}
+
+
+def test_every_sample_comes_once_across_an_interruption() -> None:
+    ended = processes(_interrupted_with_each, 2, time_out_s=100)
+    for name in LOADINGS:
+        parts = [part for one in ended for part in one.result[name]]
+        assert sorted(i for part in parts for i in part) == list(range(60)), name
+
+
+# --- shards --------------------------------------------------------------------------------
+
+
+def _shards_with_each() -> dict[str, list[list[int]]]:
+    return {
+        name: epochs(offbeat.DealShards(range(30), read), 2, **loading)
+        for name, loading in LOADINGS.items()
+    }
+
+
+def test_every_shard_comes_once_an_epoch_with_any_loader() -> None:
+    ended = processes(_shards_with_each, 2, time_out_s=100)
+    for name in LOADINGS:
+        results = [one.result[name] for one in ended]
+        assert [all_of(results, epoch) for epoch in range(2)] == [samples(30)] * 2, name
+
+
+# --- what goes wrong -----------------------------------------------------------------------
+
+
+def _different(what: str) -> None:
+    rank, dataset = offbeat.rank(), data(40)
+    if what == "seed":
+        _train(deal := offbeat.Deal(dataset, seed=rank), DataLoader(dataset, batch_sampler=deal), 1)
+    elif what == "length":
+        rows: list[Any] = [dataset[i] for i in range(40)]
+        deal = offbeat.Deal(rows, 2)
+        if rank == 1:
+            rows.pop()
+        _train(deal, DataLoader(rows, batch_sampler=deal), 1)  # type: ignore[arg-type]
+    else:
+        epochs(offbeat.DealShards(range(30), read, seed=rank), 1, num_workers=1)
+
+
 @pytest.mark.parametrize(
-    "loading",
+    ("what", "words"),
     [
-        {},
-        {"num_workers": 2, "multiprocessing_context": "fork"},
-        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-        {"num_workers": 2, "multiprocessing_context": "spawn"},
+        ("seed", "workers disagree about seed: worker . has ., worker . has ."),
+        ("length", "had 40 samples when its Deal was made, and has 39 now"),
+        ("shards", "workers disagree about seed: worker . has ., worker . has ."),
     ],
-    ids=str,
 )
-def test_every_sample_comes_once_an_epoch(loading: dict[str, Any]) -> None:
-    results = [one.result for one in processes(_with, 2, loading)]
-    once(results, 120, 2)
-    fast, slow = (sum(map(len, worker)) for worker in results)
-    assert fast > slow
+def test_every_worker_is_told_what_is_wrong(what: str, words: str) -> None:
+    for one in processes(_different, 2, what, check=False, time_out_s=60):
+        assert one.error is not None
+        assert re.search(words, str(one.error)), one.error
 
 
-def _with(loading: dict[str, Any]) -> list[list[list[int]]]:
-    return _train(120, 2, 0.02, **loading)
+def _keys() -> list[int]:
+    """How many keys the job's store holds after some epochs, and after more of them."""
+    _, loader = _loader(20)
+    shards = offbeat.DealShards(range(4), read)
+    seen, model = [], net()
+    with offbeat.attach(model, sgd(model), offbeat.SyncSGD()) as dp:
+        for _ in range(2):
+            for _ in range(10):
+                assert sum(1 for _ in loader) + sum(1 for _ in shards) > 0
+            dp.replicas_identical()
+            store: Any = dist.distributed_c10d._get_default_store()
+            seen.append(store.num_keys())
+            dp.replicas_identical()
+    return seen
+
+
+def test_keys_in_the_store_do_not_grow_with_epochs() -> None:
+    for one in processes(_keys, 2):
+        few, many = one.result
+        assert many <= few + 4

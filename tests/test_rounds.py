@@ -290,7 +290,8 @@ def logged(log: Log, piles: Piles, count: int, bad: bool = False) -> None:
     for _ in range(count):
         pile = piles.take()
         one = (0, 0) if bad else None
-        log.append(Round(log.completed, Flats(layout(1)), (1.0,), 1.0, (True,), bad=one), pile)
+        told = Round(log.completed, Flats(layout(1)), (1.0,), 1.0, (True,), bad=one)
+        log.append(told, pile, 0.0, 0.0)
 
 
 def test_a_log_gives_its_rounds_in_order_and_their_buffers_back() -> None:

@@ -165,7 +165,9 @@ def test_a_script_finds_the_environment_that_torchrun_makes(tmp_path: Path) -> N
         + TRAIN
         + dedent("""
         assert mine == int(os.getenv("RANK")) == offbeat.rank()
-        assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == ("3", "0")
+        assert int(os.environ["LOCAL_RANK"]) == int(os.environ["ROLE_RANK"]) == mine
+        assert [os.environ[n] for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")] == ["3", "3"]
+        assert [os.environ[n] for n in ("GROUP_RANK", "GROUP_WORLD_SIZE")] == ["0", "1"]
         assert dict(os.environ) == os.environ.copy() and "PATH" in os.environ
         os.environ["SET_BY_A_SCRIPT"] = "1"
         """),

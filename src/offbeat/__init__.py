@@ -15,7 +15,7 @@ from offbeat.algorithms import (
 )
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
-from offbeat.data import Deal
+from offbeat.data import Deal, DealShards
 from offbeat.replica import Stats
 from offbeat.rounds import Partial, Round, partial_all_reduce
 from offbeat.worlds import Run, rank, run, world_size
@@ -29,6 +29,7 @@ __all__ = [
     "Attachment",
     "Cluster",
     "Deal",
+    "DealShards",
     "DropCompute",
     "EagerSGD",
     "LocalSGD",

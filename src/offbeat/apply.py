@@ -52,7 +52,8 @@ class Applier:
 
     def begin(self, rounds: Iterator[Round]) -> bool:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
-        self._check_schedule()
+        if self.schedule.given:
+            self._check_schedule()
         self._rounds = rounds
         return self._next()
 
@@ -64,7 +65,8 @@ class Applier:
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
-        self._check_schedule()
+        if self.schedule.given:
+            self._check_schedule()
         self._rounds = rounds
         self._apply_rest()
 
@@ -129,10 +131,11 @@ class Applier:
 
     def _note(self, applied: Round) -> None:
         assert applied.merge is not None
-        self.stats.note(applied, self._replica.world.now())
+        now = self._replica.world.now()
+        self.stats.note(applied, now)
         if applied.merge.own:
             return
-        self._tell_round(applied)
+        self._tell_round(applied, now)
         self.samples += applied.samples
         self._passed_by(applied, applied=True)
 
@@ -170,13 +173,13 @@ class Applier:
         skip(bad)
         self._passed_by(bad)
 
-    def _tell_round(self, applied: Round) -> None:
+    def _tell_round(self, applied: Round, at_s: float) -> None:
         self._tell(
             "round",
             round=applied.round,
             from_s=applied.began_s,
             to_s=applied.ended_s,
-            at_s=self._replica.world.now(),
+            at_s=at_s,
             samples=applied.samples,
             workers=len(applied.ranks),
             staleness_rounds=applied.staleness_rounds,

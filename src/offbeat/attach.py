@@ -33,9 +33,10 @@ from offbeat.alike import alike, average_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.arguments import check_arguments
 from offbeat.clusters import Cluster
-from offbeat.ending import Goal, joined, steps
+from offbeat.ending import Goal, note_join, steps
 from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower, Followers
+from offbeat.porting import Porting
 from offbeat.replica import Replica, Stats
 from offbeat.rounds import agree
 from offbeat.rounds.layout import BUCKET_BYTES
@@ -166,6 +167,7 @@ class Attachment:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+        self._porting = Porting(optimizer, self._replica, schedule.given)
         world.open.append(self)
         self._began_s = world.now()
         self._replica.stepped()
@@ -175,6 +177,7 @@ class Attachment:
     @property
     def round(self) -> int:
         """Rounds that this worker has completed."""
+        self._porting.counts_together()
         return self._replica.round
 
     @property
@@ -198,6 +201,7 @@ class Attachment:
 
         Set learning rates by this, not by a count of this worker's own steps.
         """
+        self._porting.counts_together()
         return self._apply.schedule.ticks
 
     def rounds(self, n: int) -> Iterator[int]:
@@ -338,10 +342,7 @@ class Attachment:
             return
         try:
             with self._others_away():
-                waited_s = self._stats.wait_s
-                self._apply.apply(self.algorithm.leave(self._replica))
-                self._replica.gradients.clear()
-                self._note_join(self._stats.wait_s - waited_s)
+                self._serve_others()
                 average_buffers(self._channel, self._model)
                 self._stats.replicas_identical = alike(self._channel, self._model)
         except BaseException as error:
@@ -400,12 +401,14 @@ class Attachment:
             )
         if verb := "no_sync" if self._in_no_sync else self._away_by:
             raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
+        self._porting.before_step()
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
         replica, stats = self._replica, self._stats
-        began, ended = self._compute(), self.seconds
+        began, ended = self._compute(), replica.compute_began
+        samples = replica.samples
         stats.steps += 1
-        stats.computed_samples += replica.samples
+        stats.computed_samples += samples
         applies = False
         if self._unscaled():
             self._in_step = True
@@ -416,9 +419,7 @@ class Attachment:
                 self._in_step = False
         else:
             replica.drop()
-        self._tell(
-            "compute", from_s=began, to_s=ended, samples=replica.samples, arrival=replica.arrival
-        )
+        self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=replica.arrival)
         if not applies:
             replica.gradients.clear()
         return closed
@@ -434,6 +435,7 @@ class Attachment:
         finally:
             self._in_step = False
         self._replica.stepped()
+        self._porting.after_step()
 
     def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         """Compute loss and gradients now; the optimizer gets a closure that has them already."""
@@ -468,9 +470,9 @@ class Attachment:
         Scales differ between workers, so contributions must not carry them.
         """
         found_inf = getattr(self._optimizer, "found_inf", None)
-        scale = getattr(self._optimizer, "grad_scale", None)
         if found_inf is None:
             return True
+        scale = getattr(self._optimizer, "grad_scale", None)
         if scale is not None:
             for parameter in self._replica.parameters:
                 if parameter.grad is not None:
@@ -502,16 +504,23 @@ class Attachment:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def _note_join(self, waited_s: float) -> None:
-        took_s = self.seconds - self._began_s
-        join = joined(self._replica, self._channel, self._stats.steps, took_s, waited_s)
-        self._stats.join_wait_s, self._stats.waited_for = join.waited_s, join.waited_for
+    def _serve_others(self) -> None:
+        """Apply rounds until all have left, and note what that has cost."""
+        stats, schedule = self._stats, self._apply.schedule
+        waited_s, made = stats.wait_s, schedule.made
+        self._apply.apply(self.algorithm.leave(self._replica))
+        self._replica.gradients.clear()
+        stats.join_wait_s = stats.wait_s - waited_s
+        took_s, served = self.seconds - self._began_s, schedule.made - made
+        note_join(self._world, self._channel, stats, took_s, served)
 
     def _reduces_next(self) -> bool:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
 
     def _check_parameters(self) -> None:
-        now = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        now = 0
+        for group in self._optimizer.param_groups:
+            now += len(group["params"])
         if now != len(self._replica.parameters):
             raise DetachedError(
                 f"the optimizer has {now} parameters, but had {len(self._replica.parameters)} when "
@@ -521,7 +530,7 @@ class Attachment:
     def _tell(self, kind: str, **facts: Any) -> None:
         """Hand a line to whoever records this run; see records.py."""
         if self._world.records is not None:
-            self._world.records({"kind": kind, "rank": self.rank, **facts})
+            self._world.records({"kind": kind, "rank": self._world.rank, **facts})
 
     def _end(self) -> None:
         stats = self.stats()
@@ -536,6 +545,7 @@ class Attachment:
         )
         self._closed = True
         self._replica.overlap.remove()
+        self._porting.close()
         self._world.open.remove(self)
 
 

@@ -11,8 +11,8 @@ from itertools import count
 import torch
 
 from offbeat.apply import Applier
-from offbeat.replica import Replica
-from offbeat.worlds.base import Channel
+from offbeat.replica import Replica, Stats
+from offbeat.worlds.base import Channel, World
 
 _LEAST_S = 0.5
 _LEAST_SHARE = 0.1
@@ -62,39 +62,26 @@ def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
         yield step
 
 
-@dataclass(frozen=True)
-class Join:
-    """What the end of the block has cost this worker."""
-
-    waited_s: float
-    """Seconds that it has waited for workers that still had data."""
-    waited_for: int | None
-    """The last of them; None if it was this one."""
-    steps_left: int
-    """How many steps that one had left when this worker came to the end, by its pace."""
-
-
-def joined(
-    replica: Replica, channel: Channel, steps_made: int, took_s: float, waited_s: float
-) -> Join:
+def note_join(world: World, channel: Channel, stats: Stats, took_s: float, served: int) -> None:
     """Tell the others how long this worker has waited at the end, and hear it of them.
 
-    Whoever has waited the longest says so, if it is worth a line.
+    It has served so many of their steps meanwhile. Whoever has waited the longest says so, if it
+    is worth a line.
     """
-    world = replica.world
-    mine = torch.tensor([waited_s, took_s, float(steps_made)], dtype=torch.float64)
+    mine = torch.tensor([stats.join_wait_s, took_s, float(stats.steps)], dtype=torch.float64)
     told = torch.empty(world.size, 3, dtype=torch.float64)
     channel.all_gather(mine, told).wait()
-    waits = told[:, 0].tolist()
+    waits, times, steps_made = told.T.tolist()
     last, longest = waits.index(min(waits)), waits.index(max(waits))
-    if last == world.rank or not waited_s:
-        return Join(waited_s, None, 0)
-    its_s, its_steps = told[last, 1].item() - waits[last], told[last, 2].item()
-    left = round((waited_s - waits[last]) * its_steps / its_s) if its_s > 0 else 0
+    waited_s = waits[world.rank]
+    if waited_s == waits[last]:
+        return
+    stats.waited_for = last
+    at_its_pace = (waited_s - waits[last]) * steps_made[last] / (times[last] - waits[last])
+    left = min(round(at_its_pace), served)  # it may have been busy with something else
     if longest == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
         logger.warning(
             "worker %d waited %.1f s at the end for worker %d, which had about %d steps left: "
             "deal the data to use that time (offbeat.Deal, see %s)",
             *(world.rank, waited_s, last, left, _PORTING),
         )
-    return Join(waited_s, last, left)

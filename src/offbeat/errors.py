@@ -3,6 +3,7 @@
     OffbeatError
     ├── ClusterError (ValueError)         a cluster file that cannot be meant
     ├── DisagreementError                 workers that were set up differently
+    │   └── DealError                     workers that deal different data
     ├── DetachedError                     an optimizer used after its block, or attached twice
     ├── GradientError                     a gradient that cannot be reduced
     │   └── NonFiniteGradientError        NaN or infinity; names rank, round and parameter
@@ -12,11 +13,13 @@
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
+    │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
     └── WorkerLeft                        not a fault: a scripted worker leaves; ends its block
 
     UserWarning
-    └── StuckWarning                      a collective of the program's own that some never call
+    ├── StuckWarning                      a collective of the program's own that some never call
+    └── PortingWarning                    a line that means something else than with DDP
 
 A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
 """
@@ -39,6 +42,16 @@ class DisagreementError(OffbeatError):
     """Workers that must be set up alike are not: algorithm, settings, shapes, dtypes."""
 
     everywhere = True
+
+
+class DealError(DisagreementError):
+    """Workers that deal data among them have different data, or settings.
+
+    The one that notices raises it. The others may be in the middle of a round, and learn of it by
+    that worker's end: `WorkerLostError` has these words, too.
+    """
+
+    everywhere = False
 
 
 class DetachedError(OffbeatError):
@@ -101,6 +114,10 @@ class ClosedError(WorldError):
     """A verb was used after the world, or the process group under it, had been closed."""
 
 
+class StillAttachedError(WorldError, RuntimeError):
+    """The program ends its process group, but has not left its block: nothing was destroyed."""
+
+
 class DeadlockError(WorldError):
     """In virtual time every worker is blocked and nothing is left that could wake one."""
 
@@ -111,3 +128,7 @@ class WorkerLeft(OffbeatError):  # noqa: N818 - an event, not an error
 
 class StuckWarning(UserWarning):
     """A worker has waited long in a collective of the program's own; says where everybody is."""
+
+
+class PortingWarning(UserWarning):
+    """A line of the program means something else here than with DistributedDataParallel."""

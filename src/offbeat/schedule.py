@@ -33,23 +33,29 @@ class Schedule:
         self._scheduler = scheduler
         self._by = by
         self._steps = steps
-        self._made = 0
+        self.made = 0
+        """Steps in all rounds so far."""
         self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
 
     @property
     def ticks(self) -> int:
         """Rounds that synchronous SGD would have made of the steps in all rounds so far."""
-        return self._made // self._steps
+        return self.made // self._steps
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a scheduler."""
+        return self._scheduler is not None
 
     @property
     def alike(self) -> bool:
         """Whether the scheduler has set the same values on all workers, at every round."""
-        return self._scheduler is not None and self._by != "steps"
+        return self.given and self._by != "steps"
 
     def round(self, each: Round, applied: bool) -> None:
         """A round has passed, and was applied or left out."""
         before = self.ticks
-        self._made += each.made
+        self.made += each.made
         if self._by == "samples":
             self._step(self.ticks - before)
         elif self._by == "rounds" and applied:
@@ -90,13 +96,13 @@ class Schedule:
         """What a checkpoint must hold."""
         scheduler = self._scheduler
         return {
-            "made": self._made,
+            "made": self.made,
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        self._made = state["made"]
+        self.made = state["made"]
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
             self._stepped = None

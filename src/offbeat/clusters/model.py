@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -16,6 +16,7 @@ from offbeat.clusters.device import Compute, Device
 from offbeat.clusters.events import Crash, Event, Join, Leave, Slow
 from offbeat.clusters.network import Network
 from offbeat.clusters.noise import REPLACES, AnyNoise, Effect, Place, RandomDelay
+from offbeat.clusters.resize import resized
 from offbeat.clusters.tables import (
     Count,
     Positive,
@@ -134,22 +135,8 @@ class Cluster(Table):
         """
         if workers == self.workers:
             return self
-        data = self.model_dump(by_alias=True)
-        data["name"] = f"{self.name.split('@')[0]}@{workers}"
-        data["workers"] = workers
         source = f"{self.name} resized to {workers} workers"
-        if workers < max(1, len(self.groups)):
-            raise ClusterError(f"{source}: needs at least {max(1, len(self.groups))}")
-        if isinstance(self.speed, tuple):
-            old = len(self.speed)
-            middles = ((2 * rank + 1) * old // (2 * workers) for rank in range(workers))
-            data["speed"] = [self.speed[middle] for middle in middles]
-        counts = _shares([group.workers for group in self.groups], workers)
-        for group, count in zip(data["group"], counts, strict=True):
-            _scale_k(group["noise"], group["workers"], count)
-            group["workers"] = count
-        _scale_k(data["noise"], self.workers, workers)
-        return validated(Cluster, data, source)
+        return validated(Cluster, resized(self.model_dump(by_alias=True), workers, source), source)
 
     def device(self, rank: int, seed: int) -> Device:
         """Make the compute of one worker; the seed is the run's, the same for every worker."""
@@ -348,24 +335,3 @@ def _not_found(wanted: str) -> str:
 
 def _positions(ranks: range | tuple[int, ...]) -> dict[int, int]:
     return {rank: position for position, rank in enumerate(ranks)}
-
-
-def _shares(counts: list[int], total: int) -> list[int]:
-    """Share out a total in proportion, at least one each, the largest remainders rounded up."""
-    if not counts:
-        return []
-    exact = [count * total / sum(counts) for count in counts]
-    shares = [max(1, int(share)) for share in exact]
-    while sum(shares) != total:
-        step = 1 if sum(shares) < total else -1
-        open_to_it = [i for i in range(len(shares)) if step > 0 or shares[i] > 1]
-        best = max(open_to_it, key=lambda i: step * (exact[i] - shares[i]))
-        shares[best] += step
-    return shares
-
-
-def _scale_k(noises: list[dict[str, Any]] | tuple[dict[str, Any], ...], old: int, new: int) -> None:
-    """Keep the share of the workers that random_delay hits, where it covers all of them."""
-    for noise in noises:
-        if noise["kind"] == "random_delay" and noise["workers"] is None:
-            noise["k"] = max(1, (2 * noise["k"] * new + old) // (2 * old))

@@ -1,5 +1,6 @@
 """Data that are dealt to whoever is free, instead of divided into fixed shares."""
 
 from offbeat.data.deal import Deal
+from offbeat.data.shards import DealShards
 
-__all__ = ["Deal"]
+__all__ = ["Deal", "DealShards"]

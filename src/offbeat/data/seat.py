@@ -41,10 +41,7 @@ class Seat:
         worker uses alone, later than all others, is then its own.
         """
         if self._number is None:
-            world = present_world()
-            virtual = isinstance(world, VirtualWorld)
-            numbers = _numbers.setdefault(world, itertools.count()) if virtual else _process_numbers
-            self._number = next(numbers)
+            self._number = next_number(present_world())
         return f"deal/{self._number}/{self.loads}"
 
     # --- the position ----------------------------------------------------------------------
@@ -142,6 +139,13 @@ def _dealt(state: Mapping[str, Any]) -> list[Any]:
     """What a worker had been dealt in its turn, and in the one before."""
     now = [state["turn"], False, [*state["done"], *state["hand"]]]
     return [now, state["before"]] if state["before"] else [now]
+
+
+def next_number(world: World | None) -> int:
+    """A number for what is dealt, the same on all workers: each counts for itself."""
+    if isinstance(world, VirtualWorld):
+        return next(_numbers.setdefault(world, itertools.count()))
+    return next(_process_numbers)
 
 
 _numbers: WeakKeyDictionary[Any, itertools.count[int]] = WeakKeyDictionary()

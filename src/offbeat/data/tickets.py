@@ -1,7 +1,4 @@
-"""Who gets which batch: numbers from one counter that all workers share.
-
-A worker adds to the counter what it wants to have, and what lies below the new value is its own.
-Nobody meets anybody: whoever comes first says what it deals, and who comes later compares.
+"""Who gets which batch: numbers from one counter that all workers share (counter.py).
 
 Far from the end of the epoch a worker asks for several numbers at a time, and for the next ones
 while it still has some, in the background: so its loop does not wait for the store. But a slow
@@ -12,14 +9,14 @@ time, when it needs it.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 from weakref import ref
 
 from offbeat.data import runs
-from offbeat.errors import ClosedError, DisagreementError
+from offbeat.data.counter import Counter
+from offbeat.errors import ClosedError
 from offbeat.worlds import Activity, World
 from offbeat.worlds.current import present_world
 
@@ -27,7 +24,6 @@ _MOST = 8  # numbers that a worker asks for at a time
 _OF_A_SHARE = 16  # it asks for at most this part of what it expects to compute
 _RESERVE = 4  # it takes one more ahead if it expects so many times what it holds
 _APART_S = 1e-9  # between workers that ask at the same moment
-_ENDED = 1 << 40  # the field above the counter: workers that ask for no more
 
 
 class Tickets:
@@ -43,10 +39,11 @@ class Tickets:
     ) -> None:
         """Deal the `rest` of the numbers below `count`: all, if none was dealt before."""
         # By reference: who deals is known to its world, which must be able to go.
-        self._world = None if world is None or world.size == 1 else ref(world)
-        self._key = key
+        self._world: ref[World] | None = None
+        if world is not None and world.size > 1:
+            self._world = ref(world)
+            self._counter = Counter(key, world.rank, world.size, alike)
         self._count = count
-        self._alike = alike
         self._rest = rest
         self._before = count - runs.length(rest)
         self.hand: deque[range] = deque()
@@ -57,7 +54,7 @@ class Tickets:
         """And to all, when this one asked last."""
         self._asking: Activity | None = None
         self._answer: tuple[list[range], int] = ([], 0)
-        self._asked = self._ended = False
+        self._ended = False
 
     def take(self, ahead: int = 0) -> int | None:
         """Return the next number of this worker; None if there are no more.
@@ -99,9 +96,7 @@ class Tickets:
         if self._world is None or self._world() is not world or world is None:
             return  # a world that has been closed since took its keys with it
         self.settle()
-        if world.control.add(self._key, _ENDED) // _ENDED == world.size:
-            world.control.delete(self._key)
-            world.control.delete(f"{self._key}/first")
+        self._counter.end(world.control)
 
     @property
     def exhausted(self) -> bool:
@@ -119,10 +114,7 @@ class Tickets:
         # In virtual time many may ask at the very same moment. Served by rank, and not by chance of
         # what was before, a run that is resumed goes on as if it had not been interrupted.
         world.sleep_until(world.now() + _APART_S * world.rank)
-        total = world.control.add(self._key, wanted) % _ENDED
-        if not self._asked:
-            self._asked = True
-            self._compare(world, first=total == wanted)
+        total = self._counter.add(world.control, wanted)
         return runs.part(self._rest, total - wanted, total), min(self._before + total, self._count)
 
     def _ask_ahead(self) -> None:
@@ -150,29 +142,3 @@ class Tickets:
     def _expected(self, workers: int) -> float:
         """How many more this worker will compute, at its speed so far."""
         return (self._count - self.dealt) * (self.mine + 1) / (self.dealt + workers)
-
-    # --- the same on all -------------------------------------------------------------------
-
-    def _compare(self, world: World, first: bool) -> None:
-        """Tell the others what is dealt here, or raise if it is something else."""
-        mine, control = {**self._alike, "worker": world.rank}, world.control
-        if first:
-            control.set(f"{self._key}/first", json.dumps(mine).encode())
-            return
-        theirs = json.loads(control.get(f"{self._key}/first"))
-        for what, value in self._alike.items():
-            if theirs.get(what) != value:
-                raise _disagreement(what, theirs, mine)
-
-
-def _disagreement(
-    what: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]
-) -> DisagreementError:
-    error = DisagreementError(
-        f"workers disagree about {what}: worker {theirs['worker']} has {theirs.get(what)}, worker "
-        f"{mine['worker']} has {mine[what]}. Every worker must make the same Deal, over the same "
-        "data, and iterate over it as often as the others"
-    )
-    # The others may be in the middle of a round, and learn of it by this worker's end.
-    error.everywhere = False
-    return error

@@ -60,8 +60,9 @@ class Until:
 
     def share(self, seconds: float, rounds: int, samples: float) -> float:
         """Say how much of the run is over, from 0 to 1 and beyond."""
-        used = {"seconds": seconds, "target": seconds, "rounds": rounds, "samples": samples}
-        return used[self.kind] / self.amount
+        if self.kind == "rounds":
+            return rounds / self.amount
+        return (samples if self.kind == "samples" else seconds) / self.amount
 
     def __str__(self) -> str:
         if self.kind == "target":

@@ -12,13 +12,14 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from offbeat.worlds import ending
 from offbeat.worlds.base import Channel, Work
+from offbeat.worlds.places import place
 from offbeat.worlds.virtual import VirtualWorld, current_virtual_world
 
 
@@ -115,11 +116,19 @@ class ProcessGroups:
 
     def init_process_group(self, *_: object, **__: object) -> None:
         world = _world()
+        if world.rank in self._default:
+            raise ValueError(
+                "init_process_group() was called before: the default process group can be "
+                "initialized once, until destroy_process_group()"
+            )
         self._default[world.rank] = Group(world, world.channel("torch.distributed"))
 
     def destroy_process_group(self, group: Any = None) -> None:
-        if group is None:
-            group = self._default.pop(_world().rank, None)
+        world = _world()
+        if group is None or group is self._default.get(world.rank):
+            if world.open and ending.failure() is None:
+                ending.refuse(world)
+            group = self._default.pop(world.rank, None)
         if isinstance(group, Group):
             group.channel.close()
 
@@ -200,11 +209,4 @@ def _world() -> VirtualWorld:
 
 def _where(name: str) -> str:
     """Say where the script has called this: train.py:42 (all_reduce)."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({name})"
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("offbeat", "torch")
+    return f"{place(sys._getframe(1), name).short} ({name})"

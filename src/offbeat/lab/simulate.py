@@ -8,8 +8,9 @@ under torchrun: $RANK, a process group, log handlers of its own.
 
 The rest of the process they share, unlike real workers:
 
-- imported modules, the working directory, and what a process may do only once: a second worker that
-  calls `multiprocessing.set_start_method` fails; guard that by `offbeat.rank() == 0`
+- imported modules, the working directory (with hydra: `hydra.job.chdir=False`), and what a process
+  may do only once: a second worker that calls `multiprocessing.set_start_method` fails; guard that
+  by `offbeat.rank() == 0`. Of `hydra.main` and `torch.multiprocessing.spawn` see one_process.py
 - files. As in a real job on one disk, each worker's writes happen: of several to the same path the
   last one stays, whole, since workers take turns only inside offbeat's and torch.distributed's
   calls. Write from `offbeat.rank() == 0`, or to a path with the rank in it
@@ -45,7 +46,7 @@ from offbeat.algorithm import Algorithm
 from offbeat.attach import Attachment
 from offbeat.clusters import Cluster
 from offbeat.clusters.write import to_toml
-from offbeat.lab import stand_ins
+from offbeat.lab import one_process, stand_ins
 from offbeat.records import Line, Sink
 from offbeat.worlds import run
 from offbeat.worlds.base import Closeable
@@ -225,6 +226,9 @@ def _be_worker(code: CodeType, mains: dict[int, ModuleType], simulation: Simulat
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
+    except Exception as error:
+        one_process.explain(error, world.rank)
+        raise
     for thing in list(world.open):
         thing.close()
     stats = [attachment.stats() for attachment in attached.ever]

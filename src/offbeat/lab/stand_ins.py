@@ -1,11 +1,12 @@
 """What a script written for torchrun finds in a simulation, where all workers share one process.
 
-os.environ           RANK and WORLD_SIZE of the worker that asks; LOCAL_RANK 0: each worker
-                     stands for a machine of its own
+os.environ           RANK, LOCAL_RANK and the like of the worker that asks, as if all were on one
+                     host: so `if LOCAL_RANK == 0` happens once
 torch.distributed    a default process group once the script has made one, groups that it makes
                      later, and their collectives in virtual time (process_groups.py,
                      torch_collectives.py); the rest is refused
 logging              handlers of the worker that has added them, and of no other
+hydra, spawn, chdir  see one_process.py
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
 
+from offbeat.lab import one_process
 from offbeat.lab.process_groups import ProcessGroups
 from offbeat.lab.torch_collectives import COLLECTIVES, IN_STEPS
 from offbeat.worlds.virtual import current_virtual_world
@@ -46,16 +48,19 @@ def installed() -> Iterator[None]:
     environ, groups = os.environ, ProcessGroups(COLLECTIVES, IN_STEPS, no_member)
     saved = {name: getattr(dist, name) for name in (*groups.stand_ins, *_NOT_SIMULATED)}
     os.environ = _Environment(environ)  # type: ignore[assignment]  # noqa: B003
-    logging.Logger.handlers = _Handlers()  # type: ignore[assignment]
+    handlers = _Handlers()
+    logging.Logger.handlers = handlers  # type: ignore[assignment]
     for name, original in saved.items():
         stand_in = groups.stand_ins.get(name) or _refusal(name)
-        setattr(dist, name, _inside(stand_in, original))
+        setattr(dist, name, one_process.inside(stand_in, original))
     try:
-        yield
+        with one_process.installed():
+            yield
     finally:
         for name, original in saved.items():
             setattr(dist, name, original)
         del logging.Logger.handlers
+        handlers.close()
         os.environ = environ  # noqa: B003
 
 
@@ -80,7 +85,7 @@ def process_group_kept() -> Iterator[None]:
 
 
 class _Environment(MutableMapping[str, str]):
-    """The environment, with the four names that torchrun sets for each worker."""
+    """The environment, with the names that torchrun sets for each worker."""
 
     def __init__(self, outside: MutableMapping[str, str]) -> None:
         self._outside = outside
@@ -110,8 +115,14 @@ class _Environment(MutableMapping[str, str]):
         return {
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(world.rank),
+            "LOCAL_WORLD_SIZE": str(world.size),
+            "ROLE_RANK": str(world.rank),
+            "ROLE_WORLD_SIZE": str(world.size),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            # Hydra then raises errors instead of printing them, on whichever worker.
+            "HYDRA_FULL_ERROR": self._outside.get("HYDRA_FULL_ERROR", "1"),
         }
 
 
@@ -121,6 +132,14 @@ class _Handlers:
     def __init__(self) -> None:
         self._lists: dict[tuple[int, int], list[logging.Handler]] = {}
         self._loggers: list[logging.Logger] = []  # kept, so that no other gets their id
+
+    def close(self) -> None:
+        """Do what the end of a process does: flush and close what workers have added."""
+        outside = {id(each) for logger in self._loggers for each in logger.handlers}
+        for each in {id(each): each for added in self._lists.values() for each in added}.values():
+            if id(each) not in outside:
+                with suppress(OSError, ValueError):  # as the end of a process does
+                    each.close()
 
     def __get__(self, logger: logging.Logger | None, owner: type) -> Any:
         if logger is None:
@@ -140,14 +159,6 @@ class _Handlers:
         else:
             self._lists[id(logger), world.rank] = handlers
             self._loggers.append(logger)
-
-
-def _inside(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def either(*args: Any, **kwargs: Any) -> Any:
-        chosen = original if current_virtual_world() is None else stand_in
-        return chosen(*args, **kwargs)
-
-    return either
 
 
 def _refusal(name: str) -> Callable[..., Any]:

@@ -123,7 +123,7 @@ def train(
     pace: Cluster | None = None,
 ) -> Outcome:
     """Train until the budget is used up or the target is reached; `pace` is for real processes."""
-    torch.manual_seed(seed)
+    _seed(seed)
     model = task.model()
     optimizer = task.optimizer(model)
     for group in optimizer.param_groups:
@@ -139,6 +139,14 @@ def train(
     leave_world(world)
     run.finish(outcome)
     return outcome
+
+
+def _seed(seed: int) -> None:
+    """As torch does, which also keeps a traceback for every kind of device that is not there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _attached(
@@ -161,7 +169,8 @@ def _attached(
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             optimizer.step()
-            run.stepped(dp.seconds, dp.round, loss)
+            if run.looks:
+                run.stepped(dp.seconds, dp.round, loss)
     stats = dp.stats()
     return Outcome(
         world.rank,
@@ -285,6 +294,8 @@ class _Run:
         self._watch = watch
         self._virtual = virtual
         self._rank = rank
+        self.looks = rank == 0 or not virtual
+        """Whether this worker has `stepped` called after each of its steps."""
         self._told_s = 0.0
         self._taken = 0
         self._snapshots: list[_Snapshot] = []
@@ -301,8 +312,6 @@ class _Run:
 
     def stepped(self, seconds: float, rounds: int, loss: Tensor) -> None:
         """Look at the run after a step, and take a snapshot if one is due."""
-        if self._rank != 0 and self._virtual:
-            return
         share = self._plan.until.share(seconds, rounds, self._watch.samples)
         due = self._rank == 0 and share * self._plan.snapshots >= self._taken
         if due:

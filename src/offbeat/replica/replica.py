@@ -53,6 +53,7 @@ class Replica:
         """What the algorithm remembers between steps; goes into checkpoints."""
         self.names = tuple(names)
         self.parameters = tuple(parameters)
+        self._everything = range(len(self.parameters))
         self.layout = Layout(names, parameters, bucket_bytes)
         self.gradients = Gradients(self.layout, alone=world.size == 1)
         self.devices = Devices(self.parameters)
@@ -133,7 +134,7 @@ class Replica:
             delay=delay,
             rates=() if self.shift is not None else tuple(self.step_merge.rates.values()),
             notes=notes,
-            seconds=self.seconds + self._dropped_s,
+            seconds=0.0 if self.choose is None else self.seconds + self._dropped_s,
             drop_late=drop_late,
         )
         if self.arrival == "dropped":
@@ -292,19 +293,21 @@ class Replica:
     # --- what attach calls: the micro-batch at hand ------------------------------------------
 
     def declare_samples(self, samples: float) -> None:
-        if not self.gradients.any:
+        gradients = self.gradients
+        if gradients.declared_samples and not gradients.any:
             # Nothing to add to: what was declared went with gradients that no step has taken.
-            self.gradients.declared_samples = self._charged_samples = 0.0
-        self.gradients.declared_samples += samples
+            gradients.declared_samples = self._charged_samples = 0.0
+        gradients.declared_samples += samples
 
     def computed(self) -> float:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
+        world, gradients = self.world, self.gradients
         self.devices.finish()
-        self.world.sleep_until(self.compute_began + self.compute_s())
+        world.sleep_until(self.compute_began + self.compute_s())
         self.step += 1
-        self._charged_samples = self.gradients.declared_samples
-        self.gradients.brings = self.gradients.any
-        now = self.world.now()
+        self._charged_samples = gradients.declared_samples
+        gradients.brings = gradients.any
+        now = world.now()
         computed_s, self.compute_began = now - self.compute_began, now
         self._computed_s.append(computed_s)
         return computed_s
@@ -316,8 +319,9 @@ class Replica:
 
     def stepped(self) -> None:
         """The step is over: what follows is the next micro-batch."""
-        self.gradients.declared_samples = self._charged_samples = 0.0
-        self.gradients.brings = True
+        gradients = self.gradients
+        gradients.declared_samples = self._charged_samples = 0.0
+        gradients.brings = True
         self.overlap.reset()
         self.compute_began = self.world.now()
         if not self.step:
@@ -331,8 +335,7 @@ class Replica:
         if self.overlap.launched:
             self.gather(pile, self.overlap.not_launched())
         else:
-            everything = range(len(self.parameters))
-            self.gradients.gather(pile, everything, look=self.engine.early is not None)
+            self.gradients.gather(pile, self._everything, look=self.engine.early is not None)
         self.overlap.counted()
         self._count(pile)
 
@@ -344,5 +347,5 @@ class Replica:
         pile.used = [True] * len(pile.used)
 
     def _count(self, pile: Pile) -> None:
-        pile.samples += self.samples
+        pile.samples += self.gradients.samples
         pile.micro_batches += 1

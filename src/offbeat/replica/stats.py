@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from offbeat.rounds import Round
 
 
-@dataclass(frozen=True)
-class RoundStats:
+class RoundStats(NamedTuple):
     """One applied round, as this worker saw it."""
 
     round: int

@@ -22,7 +22,7 @@ def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
     """
     control, key = world.control, f"agree/{name}"
     if world.rank == 0:
-        control.set(f"{key}/0", json.dumps(mine).encode())
+        control.set(f"{key}/0", _told(mine))
         verdicts = [control.get(f"{key}/{rank}").decode() for rank in range(1, world.size)]
         control.set(f"{key}/verdict", next(filter(None, verdicts), "").encode())
         if before := _latest.get(world):  # all have passed that, to come here
@@ -30,11 +30,16 @@ def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
                 control.delete(f"{before}/{part}")
         _latest[world] = key
     else:
-        theirs = json.loads(control.get(f"{key}/0"))
-        difference = _difference(theirs, json.loads(json.dumps(mine)), world.rank)
+        theirs, ours = control.get(f"{key}/0"), _told(mine)
+        same = theirs == ours
+        difference = "" if same else _difference(json.loads(theirs), json.loads(ours), world.rank)
         control.set(f"{key}/{world.rank}", difference.encode())
     if verdict := control.get(f"{key}/verdict").decode():
         raise DisagreementError(verdict)
+
+
+def _told(mine: Mapping[str, Any]) -> bytes:
+    return json.dumps(mine).encode()
 
 
 def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], rank: int) -> str:

@@ -42,13 +42,14 @@ class Arrivals:
     def begin(self, start: Start) -> None:
         """What must be there for the next round is known."""
         self.start = start
-        self._announced = 0
+        self.announced = 0
+        """What the counter of arrivals holds of this worker, or soon will."""
         self._reported = 0
         self._only_missing = False
 
-    def arrival(self, *, on_time: bool, waits: bool, given: bool, presence: int) -> int:
-        """What to add to the counter of arrivals, if anything: less than 0 for one who is back."""
-        now = self._announced % DUE
+    def standing(self, *, on_time: bool, waits: bool, given: bool, presence: int) -> int:
+        """What the counter of arrivals should hold of this worker; less, if it is back."""
+        now = self.announced % DUE
         if not now % ABSENT:  # who was on time stays so
             if self._rank not in self.start.candidates:
                 now = max(now, WANTED * (waits and presence == HERE))
@@ -59,9 +60,8 @@ class Arrivals:
         if self._rank in self.start.due and (given or presence != HERE):
             now += DUE
         else:
-            now += self._announced // DUE * DUE
-        added, self._announced = now - self._announced, now
-        return added
+            now += self.announced // DUE * DUE
+        return now
 
     def samples(self, piled: float, content: int) -> int:
         """What to add to the counter of samples."""
@@ -74,18 +74,18 @@ class Arrivals:
     @property
     def on_time(self) -> bool:
         """Whether this worker has arrived on time; then it has no more to say for the round."""
-        return self._announced % ABSENT == ON_TIME
+        return self.announced % ABSENT == ON_TIME
 
     @property
     def completes(self) -> bool:
-        """Whether the round starts as soon as this worker arrives.
+        """Whether the round starts as soon as this worker arrives, where there are hints.
 
         Then it need not wait to be called, which it would notice one micro-batch later.
         """
         start = self.start
-        missing = self._rank in start.candidates and not self._announced
+        missing = self._rank in start.candidates and not self.announced
         last = start.needed == 1 or self._only_missing
-        return self._rules.hints and missing and last and not start.due
+        return missing and last and not start.due
 
     def only_missing(self) -> None:
         """Everyone else is there."""
@@ -94,7 +94,7 @@ class Arrivals:
     # --- saying and hearing it; these may block --------------------------------------------
 
     def announce(self, start: Start, arrived: int) -> None:
-        """Count an arrival, and start the round if it was the last that was needed."""
+        """Count an arrival, if any, and start the round if it was the last that was needed."""
         if not arrived:
             return
         if not (start.by_one_alone and arrived == ON_TIME) or self._rules.bounded:

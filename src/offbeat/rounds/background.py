@@ -21,6 +21,8 @@ PATIENCE_S = 2e-2
 class Background(Service):
     """The half of an engine that runs beside the program."""
 
+    __slots__ = ()
+
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
         server = self._answer_bells if self._rules.lockstep else self._serve
@@ -74,7 +76,7 @@ class Background(Service):
 
         Nobody insists on more samples once somebody is away, or all wait.
         """
-        if not self._knows_start:
+        if not self._knows_start():
             return 0
         away = self._presence in (PAUSED, LEFT) or self._told_away
         content = self._world.size if away else int(self._awaits > self._started)
@@ -92,26 +94,10 @@ class Background(Service):
                     self._state.notify_all()
                     self._state.wait_for(self._may_give)
                     self._called = False
-            self._await_room()
             self._take_part(number)
             self._keep_short()
             if self._world.rank == number % self._world.size and number > 0:
                 self._arrivals.forget(number - 1)
-
-    def _await_room(self) -> None:
-        """Wait for a program that applies rounds more slowly than the others make them."""
-        if self.merge is not None:
-            with self._state:
-                self._state.wait_for(lambda: not self.log.full or not self._is_awaited())
-
-    def _is_awaited(self) -> bool:
-        """Say whether the program is sure to come for rounds, without any further one."""
-        if self.log.completed < self._awaits:
-            return False
-        waits = self._presence == AWAY or (self._presence == HERE and not self._rules.lockstep)
-        if self.followed and not self._elsewhere and waits:
-            return True
-        return self._taking and self._presence != AWAY
 
     def _told_to_be_last(self) -> None:
         with self._state:
@@ -154,7 +140,6 @@ class Background(Service):
             if asks:
                 self._bells.want(number)
             if self._serving:
-                self._await_room()
                 self._take_part(number)
                 with self._state:
                     self._serving = False
@@ -195,9 +180,9 @@ class Background(Service):
             with self._state:
                 if not self.log or not self.may_fold(self.log.oldest) or not self._may_fold_now():
                     return
-                oldest = self.log.next()
+                oldest = self.log.next(self.merge)
                 self.log.folded += 1
-            yield oldest.but(merge=self.merge)
+            yield oldest
             with self._state:
                 self.log.returned()
 

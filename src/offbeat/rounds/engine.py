@@ -57,6 +57,8 @@ Arrival = Literal["on time", "late", "dropped"]
 class Engine(Presence):
     """The rounds of one layout, from the first to the last, as a worker's program sees them."""
 
+    __slots__ = ()
+
     def __init__(
         self,
         world: World,
@@ -85,6 +87,11 @@ class Engine(Presence):
         if begin:
             self.begin()
 
+    @property
+    def even(self) -> bool:
+        """Whether workers come to every round after as many steps."""
+        return self._rules.even
+
     # --- contributing ----------------------------------------------------------------------
 
     def contribute(
@@ -109,7 +116,9 @@ class Engine(Presence):
         with self._state:
             if self._presence in (PAUSED, LEFT):
                 raise ClosedError(f"a contribution to {self._name!r} after leaving it")
-            too_stale = self._is_too_stale()
+            limit = self._rules.max_staleness_rounds
+            # Only a worker that was away can have come to that.
+            too_stale = limit is not None and self._started - self.log.taken > limit
             late = too_stale or self._is_late(delay)
             dropped = too_stale or (late and drop_late)
             before = self.piles.samples
@@ -128,11 +137,10 @@ class Engine(Presence):
             # gradient will be, so where staleness has a bound it waits.
             on_time = arrive and not late
             self._went_on_for = self._started + on_time
-            unbounded = self._rules.max_staleness_rounds is None
-            self._resumes_after = self._went_on_for - (delay if on_time or unbounded else 0)
+            self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1
             self._comes = arrive
-            if on_time and self._knows_start and self._arrivals.completes:
+            if on_time and self._rules.hints and self._knows_start() and self._arrivals.completes:
                 self._outbox.append((self._arrivals.start, self._arrives()))
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
@@ -146,11 +154,6 @@ class Engine(Presence):
             return self._started > self._steps
         in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
         return self._started > max(self.log.taken, in_time_for)
-
-    def _is_too_stale(self) -> bool:
-        """Only a worker that was away can have come to that."""
-        limit = self._rules.max_staleness_rounds
-        return limit is not None and self._started - self.log.taken > limit
 
     def arrive(self) -> None:
         """Count as there for the next round, with whatever will be on the pile."""
@@ -232,16 +235,17 @@ class Engine(Presence):
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:
                 self._awaits = last
-                self._waits_since = self._world.now()
-                if self.log.full:  # the background need not wait for room: the program does
+                self._waits_since = began
+                if self._wants_room:  # the background need not wait for it: the program does
                     self._state.notify_all()
                 # Who has arrived on time for the very round that it waits for has no more to say.
-                if self._rules.by_messenger or not self._has_arrived or last > self._started + 1:
+                if self._rules.by_messenger or not self._has_arrived() or last > self._started + 1:
                     self._stir()
                 self._state.wait_for(lambda: self.log.completed >= last or self._ended)
                 self._waits_since = None
-        waited_s = self._world.now() - began
-        yield from self._take(waited_s, None if delay is None else last)
+            waited_s = self._world.now() - began
+            adopts = self._begin_taking()
+        yield from self._taken(adopts, waited_s, None if delay is None else last)
         if self._says_later:
             self._says_later = False
             with self._state:

@@ -15,7 +15,6 @@ once more, on every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -60,17 +59,11 @@ class SumOverAll:
         tensor = pile.flats.tensors[len(self._under_way)]
         self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
 
-    def reduce(self, pile: Pile, share: Share, refill: Callable[[], Share]) -> Shares:
+    def reduce(self, pile: Pile, share: Share) -> Shares:
         """Exchange a pile, of which some buckets may be under way; what everyone says of it.
 
-        `refill` fills the pile anew, if somebody's buckets have changed since they were launched.
+        If somebody's buckets have changed since they were launched, all must do it again.
         """
-        shares = self._reduced(pile, share)
-        while shares.changed:
-            shares = self._reduced(pile, refill())
-        return shares
-
-    def _reduced(self, pile: Pile, share: Share) -> Shares:
         margin = pile.flats.margin
         margin.write(self._header.written(self._world.rank, share))
         pile.blank = False

@@ -102,6 +102,13 @@ class Shares:
         """
         return tuple(sorted(self.here + self.away)) or self.paused
 
+    def due(self, limit: int | None) -> frozenset[int]:
+        """Whose gradient would be staler than that, if it missed the next round."""
+        if limit is None:
+            return frozenset()
+        computing = self.here if self.here or self.away else self.paused
+        return frozenset(rank for rank in computing if self.age[rank] >= limit)
+
     def _ranks(self, presence: int) -> tuple[int, ...]:
         return tuple(rank for rank, each in enumerate(self.presence) if each == presence)
 
@@ -110,23 +117,18 @@ class Header:
     """The plan of a header: which number lies where."""
 
     def __init__(self, size: int, parameters: int, notes: int = 0, rates: int = 0) -> None:
-        self._plan = size, parameters, notes, rates
         self._size = size
         self._notes = notes
         self._each = _BY_RANK + notes
         self._by_rank = self._each * size
         self._rates = self._by_rank + _OF_ALL
         self._used = self._rates + learning_rates.room(rates)
+        self._no_rates = (0.0,) * learning_rates.room(rates)
         self.room = self._used + parameters
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Header) and self._plan == other._plan
-
-    def __hash__(self) -> int:
-        return hash(self._plan)
 
     def written(self, rank: int, share: Share) -> dict[int, Sequence[float]]:
         """One worker's header: runs of numbers, by their place; the rest is zeros."""
+        rates = learning_rates.written(share.rates, share.samples)
         return {
             rank * self._each: (
                 *in_parts(share.samples),
@@ -143,9 +145,9 @@ class Header:
                 share.changed,
                 share.made,
                 share.ends,
+                *(rates or self._no_rates),
+                *share.used,
             ),
-            self._rates: learning_rates.written(share.rates, share.samples),
-            self._used: share.used,
         }
 
     def read(self, numbers: Sequence[float]) -> Shares:

@@ -7,11 +7,12 @@ float32: a sum over workers of gradients times samples does not fit into 8 bits 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from ctypes import c_double, c_float
+from ctypes import c_char
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -96,15 +97,15 @@ class Numbers:
         self._tensor = tensor
         self._here = tensor.cpu()  # the same, if it is on the CPU
         self.kind: Kind = "d" if tensor.dtype == torch.float64 else "f"
-        cells = c_double if self.kind == "d" else c_float
-        self._cells: Any = (cells * tensor.numel()).from_address(self._here.data_ptr())
-        self._bytes = memoryview(self._cells).cast("B")
+        memory = (c_char * tensor.nbytes).from_address(self._here.data_ptr())
+        self._bytes = memoryview(memory).cast("B")
+        self._numbers = self._bytes.cast(self.kind)
 
     def write(self, runs: Mapping[int, Sequence[float]]) -> None:
         """Put in these runs of numbers, by their place, and zeros elsewhere."""
         self._bytes[:] = _zeros(len(self._bytes))
         for first, numbers in runs.items():
-            self._cells[first : first + len(numbers)] = numbers
+            self._numbers[first : first + len(numbers)] = array(self.kind, numbers)
         if self._here is not self._tensor:
             self._tensor.copy_(self._here)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from offbeat.rounds.pile import Pile, Piles
-from offbeat.rounds.round import Round
+from offbeat.rounds.round import Merge, Round
 
 MOST = 3
 """Rounds that the log keeps before it is folded."""
@@ -25,7 +25,7 @@ class Log:
 
     def __init__(self, piles: Piles) -> None:
         self._piles = piles
-        self._rounds: deque[tuple[Round, Pile]] = deque()
+        self._rounds: deque[tuple[Round, Pile, float, float]] = deque()
         self._lent: Pile | None = None
         self.completed = 0
         self.taken = 0
@@ -36,9 +36,9 @@ class Log:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    def append(self, round: Round, pile: Pile) -> None:
-        """A round has completed."""
-        self._rounds.append((round, pile))
+    def append(self, told: Round, pile: Pile, began_s: float, ended_s: float) -> None:
+        """A round has completed, between these moments: what it says, and its sum."""
+        self._rounds.append((told, pile, began_s, ended_s))
         self.completed += 1
 
     def pass_by(self) -> None:
@@ -46,10 +46,13 @@ class Log:
         self.completed += 1
         self.taken += 1
 
-    def next(self) -> Round:
-        """Lend the oldest round; `returned` follows."""
-        oldest, self._lent = self._rounds.popleft()
-        return oldest
+    def next(self, merge: Merge | None = None, waited_s: float = 0.0) -> Round:
+        """Lend the oldest round, for this merge; `returned` follows."""
+        told, pile, began_s, ended_s = self._rounds.popleft()
+        self._lent = pile
+        return told.but(
+            sum=pile.flats, began_s=began_s, ended_s=ended_s, merge=merge, waited_s=waited_s
+        )
 
     def returned(self) -> None:
         """The round that was lent has been read."""
@@ -69,7 +72,7 @@ class Log:
 
     @property
     def oldest(self) -> Round:
-        """The next round to be lent."""
+        """The next round to be lent: what it says."""
         return self._rounds[0][0]
 
     def adopt(self) -> int:

@@ -22,6 +22,8 @@ from offbeat.rounds.round import Round
 class Presence(Background):
     """The part of an engine that goes away, pauses, resumes and leaves."""
 
+    __slots__ = ()
+
     # --- presence --------------------------------------------------------------------------
 
     @contextmanager
@@ -114,7 +116,7 @@ class Presence(Background):
         with self._state:
             self._presence = presence
             self._state.wait_for(lambda: not self._folding)  # which touches what is written
-            if self.piles.micro_batches and not self._keeps_pile:
+            if self.piles.micro_batches and not self._keeps_pile():
                 self._write(self.piles.growing)  # from here on the program changes parameters
             said = self._to_say()
             self._state.notify_all()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from offbeat.clusters import draws
 
@@ -58,7 +57,6 @@ class Quorum:
                 return cls(drawn := _between("the number of candidates", int(k), size), drawn)
         raise ValueError(f"{_KNOWN}, got {quorum!r}")
 
-    @lru_cache(maxsize=8)  # noqa: B019 - a few small ones, that all workers share
     def for_round(self, round: int, active: tuple[int, ...]) -> tuple[frozenset[int], int]:
         """Return the candidates among the workers still active, and how many must be there."""
         if self.drawn is None:

@@ -7,16 +7,15 @@ lock: whoever runs the round, the program in a lockstep or a background, does th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from functools import lru_cache
 
+from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.exchange import Early, SumOverAll
-from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Header, Share, Shares
+from offbeat.rounds.header import AWAY, HERE, PAUSED, Share, Shares
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
-from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
 from offbeat.worlds.base import Activity, World
@@ -27,6 +26,18 @@ GRACE_S = 2e-3
 
 class Service:
     """What a worker's program and its backgrounds share, and one round of it."""
+
+    # Python is slow to find the attributes of an object that has more than 30 of them without this.
+    __slots__ = (
+        *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
+        *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
+        *("early", "fold", "may_fold", "merge", "weight", "write"),
+        *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
+        *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
+        *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
+        *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
+        *("_ended", "_paused", "_resumed", "_settled", "_wanted", "_wants_room"),
+    )
 
     def __init__(
         self,
@@ -46,7 +57,7 @@ class Service:
         self._choose = choose
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
-        header = Header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
+        header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
         self._exchange = SumOverAll(world, world.channel(place), layout, header)
         self.write: Callable[[int, Flats, float], None] | None = None
         """Writes what a round takes, times weight, when it takes it; else `contribute` does."""
@@ -65,6 +76,7 @@ class Service:
         self.piles = Piles(layout, header.room)
         self.log = Log(self.piles)
         self._taking = self._folding = False
+        self._wants_room = False  # a background waits for the program to take from the log
         self.gave_s = world.now()
         """When a round took this worker's pile for the last time."""
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
@@ -98,7 +110,7 @@ class Service:
         self._resumed = ""  # the key of the latest pause
         self._ended = False  # all have left
         self._offset = 0  # rounds before this engine began, less those without a number
-        self._quorum = Quorum.of(rules.quorum, world.size)
+        self._quorum = told.quorum_of(rules.quorum, world.size)
         self._arrivals = Arrivals(world, place, rules, self._first_start())
         self._bells = Bells(world, place)
         self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
@@ -115,36 +127,45 @@ class Service:
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         # A worker that has left brings nothing more: the samples may never be enough.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
-        return Start(round, *self._quorum.for_round(self._offset + round, active), due, least)
+        return told.start(round, self._quorum, self._offset + round, active, due, least)
 
     # --- arrivals; under lock ----------------------------------------------------------------
 
-    @property
     def _knows_start(self) -> bool:
         """Whether it is known who must be there for the next round."""
         return self._started == self.log.completed and not self._ended and not self._settled
 
-    @property
     def _has_arrived(self) -> bool:
         """Whether the others have been told that this worker is on time for the next round."""
-        return self._knows_start and self._arrivals.on_time
+        return self._knows_start() and self._arrivals.on_time
 
     def _to_say(self) -> tuple[Start, int]:
-        """What the program has to announce itself, if anything."""
-        if self._rules.by_messenger or self._rules.lockstep:
+        """What the program has to announce itself, if anything; or stir the messenger to do so."""
+        rules, arrivals = self._rules, self._arrivals
+        if rules.lockstep:
+            return arrivals.start, 0
+        if not rules.by_messenger:
+            return arrivals.start, self._arrives()
+        if rules.bounded or self._outbox or self._standing() != arrivals.announced:
             self._stir()
-            return self._arrivals.start, 0
-        return self._arrivals.start, self._arrives()
+        return arrivals.start, 0
 
     def _arrives(self) -> int:
-        if not self._knows_start or self._rules.lockstep:
-            return 0
-        start, presence = self._arrivals.start, self._presence
+        """What to add to the counter of arrivals, which is to follow."""
+        arrivals, before = self._arrivals, self._arrivals.announced
+        arrivals.announced = self._standing()
+        return arrivals.announced - before
+
+    def _standing(self) -> int:
+        """What the counter of arrivals should hold of this worker."""
+        arrivals, presence = self._arrivals, self._presence
+        if not self._knows_start() or self._rules.lockstep:
+            return arrivals.announced
         since = self._waits_since
-        return self._arrivals.arrival(
-            on_time=self._on_time_for == start.round or self._overdue,
+        return arrivals.standing(
+            on_time=self._on_time_for == arrivals.start.round or self._overdue,
             waits=since is not None and self._world.now() >= since + GRACE_S,
-            given=self.piles.micro_batches > 0,
+            given=bool(arrivals.start.due) and self.piles.micro_batches > 0,
             presence=HERE if presence == AWAY and not self._told_away else presence,
         )
 
@@ -158,6 +179,7 @@ class Service:
     def _take_part(self, number: int) -> None:
         """Give the pile to a round that has started, exchange it, and log the result."""
         with self._state:
+            self._await_room()
             if self._given is None:
                 self._give()
             assert self._given is not None
@@ -175,20 +197,36 @@ class Service:
         if self.early is not None:
             share.changed = self.early.keep(pile, here=share.presence == HERE)
 
-        def refill() -> Share:
+        shares = self._exchange.reduce(pile, share)
+        while shares.changed:
             assert self.early is not None, "nobody else launches buckets early"
             self.early.restore(pile)
-            return self._share_again(share, pile)
-
-        shares = self._exchange.reduce(pile, share, refill)
+            shares = self._exchange.reduce(pile, self._share_again(share, pile))
         if self.early is not None:
             self.early.finished()
-        self._exchange_s = self._world.now() - began_s
-        self._log_round(number, pile, shares, began_s)
+        ended_s = self._world.now()
+        self._exchange_s = ended_s - began_s
+        self._log_round(number, pile, shares, began_s, ended_s)
+
+    def _await_room(self) -> None:
+        """Wait for a program that must come for rounds before there is room for one; under lock."""
+        if self.log.full and self.merge and self._is_awaited():
+            self._wants_room = True
+            self._state.wait_for(lambda: not self.log.full or not self._is_awaited())
+            self._wants_room = False
+
+    def _is_awaited(self) -> bool:
+        """Say whether the program is sure to come for rounds, without any further one."""
+        away, here = self._presence == AWAY, self._presence == HERE
+        if self.log.completed < self._awaits:
+            return False
+        if self.followed and not self._elsewhere and (away or here):
+            return away or not self._rules.lockstep
+        return self._taking and not away and not self._rules.lockstep
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
-        if self._keeps_pile:
+        if self._keeps_pile():
             pile = self.piles.nothing()
         else:
             if self.piles.micro_batches:
@@ -196,7 +234,7 @@ class Service:
             pile = self.piles.take()
         self._given = pile, self._share_of(pile, self._started)
         self._notes = ()
-        if not self._keeps_pile:
+        if not self._keeps_pile():
             self._made = 0
         self._started += 1
         self.gave_s = self._world.now()
@@ -204,7 +242,6 @@ class Service:
         if self._rules.overdue_s is not None:
             self._stir()
 
-    @property
     def _keeps_pile(self) -> bool:
         """Whether rounds take nothing from this worker: a checkpoint must not cut one short.
 
@@ -235,7 +272,7 @@ class Service:
             micro_batches=pile.micro_batches if pile.samples else 0,
             weight=self.weight(pile) if pile.samples else 0.0,
             stale_samples=pile.samples * round - pile.known_samples,
-            made=0 if self._keeps_pile else self._made,
+            made=0 if self._keeps_pile() else self._made,
             ends=self._ends,
             rates=self._rates,
             used=pile.used,
@@ -249,24 +286,22 @@ class Service:
         share.changed = False
         return share
 
-    def _log_round(self, round: int, pile: Pile, shares: Shares, began_s: float) -> None:
+    def _log_round(
+        self, round: int, pile: Pile, shares: Shares, began_s: float, ended_s: float
+    ) -> None:
         """Append the round, and draw from its header what the next one needs."""
         size, rules = self._world.size, self._rules
         samples, number = shares.total_samples, self._offset + round
-        here, away, paused = shares.here, shares.away, shares.paused
-        divisor = {"workers": float(size), "moves": shares.weight}.get(
-            rules.divisor, samples / pile.unit
-        )
-        completed = _told(shares, number, divisor).but(
-            sum=pile.flats, began_s=began_s, ended_s=self._world.now()
-        )
+        away, paused = shares.away, shares.paused
+        divisor = samples / pile.unit
+        if rules.divisor != "samples":
+            divisor = shares.weight if rules.divisor == "moves" else float(size)
+        completed = told.round_of(shares, number, divisor)
         if self._choose is not None and completed.ranks:
-            self._quorum = Quorum.of(self._choose(_measured(completed, pile)), size)
-        active, limit = shares.active, rules.max_staleness_rounds
-        computing = here if here or away else paused
-        due = () if limit is None else [rank for rank in computing if shares.age[rank] >= limit]
-        following = self._start_of(round + 1, active, frozenset(due)) if active else None
-        over = not here and not away
+            self._quorum = told.quorum_of(self._choose(told.measured(completed, pile)), size)
+        due = shares.due(rules.max_staleness_rounds)
+        following = self._start_of(round + 1, shares.active, due) if shares.active else None
+        over = not shares.here and not away
         with self._state:  # for as short as can be: the program may want to go on
             if over and not samples and (rules.even or not paused):
                 self.log.pass_by()  # all have left, or pause, and nobody brought anything
@@ -274,15 +309,13 @@ class Service:
                 self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
-                self.log.append(completed, pile)
+                self.log.append(completed, pile, began_s, ended_s)
             if over:
                 self._paused = len(paused)
                 self._settled, self._ended = bool(paused), not paused
             self._in_round = False
-            for rank, since in list(self._absent.items()):
-                if since <= round and rank not in away:
-                    del self._absent[rank]
-            self._absent.update(dict.fromkeys(away, round + 1))
+            if self._absent or away:
+                self._note_absent(round, away)
             if following is not None:
                 self._arrivals.begin(following)
             said = self._to_say()
@@ -291,68 +324,45 @@ class Service:
             self._state.notify_all()
         self._arrivals.announce(*said)
 
+    def _note_absent(self, round: int, away: tuple[int, ...]) -> None:
+        """In lockstep: who was away in a round is so until a later one says otherwise."""
+        for rank, since in list(self._absent.items()):
+            if since <= round and rank not in away:
+                del self._absent[rank]
+        self._absent.update(dict.fromkeys(away, round + 1))
+
     # --- the log -------------------------------------------------------------------------------
 
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
+            adopts = self._begin_taking()
+        yield from self._taken(adopts, waited_s, last)
+
+    def _begin_taking(self) -> bool:
+        """Have nothing folded from here on; say whether something was. Under lock."""
+        if self._folding:
             self._state.wait_for(lambda: not self._folding)
-            self._taking = True
-            adopts = bool(self.log.adopt())
-            self.log.returned()  # by a reader that has not read to the end
+        self._taking = True
+        return bool(self.log.adopt())
+
+    def _taken(self, adopts: bool, waited_s: float, last: int | None) -> Iterator[Round]:
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
-            while True:
-                with self._state:
-                    if not self.log or (last is not None and self.log.taken >= last):
-                        self._taking = False
-                        self._state.notify_all()
-                        return
-                    taken = self.log.next()
-                    self.log.taken += 1
-                    self._state.notify_all()
-                yield taken.but(merge=self.merge, waited_s=waited_s)
-                with self._state:
-                    self.log.returned()
+            while (taken := self._next(waited_s, last)) is not None:
+                yield taken
                 waited_s = 0.0
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
 
-
-_NOTHING = Flats(Layout((), ()))
-
-
-@lru_cache(maxsize=8)
-def _told(shares: Shares, number: int, divisor: float) -> Round:
-    """What a round says to everyone alike: made once for all the workers of a virtual run."""
-    samples = shares.total_samples
-    return Round(
-        round=number,
-        sum=_NOTHING,
-        samples_by_rank=shares.samples,
-        divisor=divisor,
-        used=shares.used,
-        rates=shares.rates,
-        staleness_rounds=max(shares.stale - 1, 0),
-        mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
-        micro_batches=shares.micro_batches,
-        notes_by_rank=shares.notes,
-        here=len(shares.presence) - shares.presence.count(LEFT),
-        bad=shares.bad,
-        made=shares.made,
-        ends=shares.ends,
-    )
-
-
-def _measured(completed: Round, pile: Pile) -> Measured:
-    """What a round shows of those who took part; their last three notes."""
-    last = [notes[-3:] for notes in completed.notes_by_rank]
-    exchanges = [exchange_s for _, _, exchange_s in last if exchange_s]
-    return Measured(
-        round=completed.round,
-        seconds=tuple(seconds for seconds, _, _ in last),
-        samples=tuple(completed.samples_by_rank[rank] for rank in completed.ranks),
-        squares=tuple(last[rank][1] for rank in completed.ranks),
-        mean_square=pile.square / completed.samples**2,
-        exchange_s=min(exchanges, default=0.0),
-    )
+    def _next(self, waited_s: float, last: int | None) -> Round | None:
+        """Take back the round that was lent, if any, and lend the next one; None for the end."""
+        with self._state:
+            self.log.returned()
+            if self._wants_room:
+                self._state.notify_all()
+            if not self.log or (last is not None and self.log.taken >= last):
+                self._taking = False
+                return None
+            self.log.taken += 1
+            return self.log.next(self.merge, waited_s)

@@ -14,6 +14,7 @@ needs the round. Nobody needs it while all are away: then rounds rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Literal
 
@@ -53,22 +54,22 @@ class Rules:
         if self.lockstep and self.quorum != "all":
             raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether workers come to a round after as many steps: a lockstep that is not uneven."""
         return self.lockstep and not self.uneven
 
-    @property
+    @cached_property
     def bounded(self) -> bool:
         """Whether the samples of all workers must be counted before a round."""
         return self.least_samples > 0 or self.most_samples < inf
 
-    @property
+    @cached_property
     def by_messenger(self) -> bool:
         """Whether the program leaves telling the others to the messenger, and never waits."""
         return self.at_boundary or self.bounded or self.overdue_s is not None
 
-    @property
+    @cached_property
     def hints(self) -> bool:
         """Whether the last one to come is told that it is."""
         return self.at_boundary and not self.bounded
@@ -98,7 +99,7 @@ class Start:
         present = arrived - arrived % WANTED + arrived % ABSENT
         return self.met(present + ON_TIME)
 
-    @property
+    @cached_property
     def by_one_alone(self) -> bool:
         """Whether any candidate's arrival starts the round: nothing needs to be counted."""
         return self.needed == 1 and not self.due and not self.least_samples

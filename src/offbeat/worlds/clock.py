@@ -4,8 +4,9 @@
     clock.start(Worker(0), "main", function)
     clock.run()
 
-Every blocking verb of the virtual world ends in one of two calls: `sleep_until`, which puts this
-task's own wake-up on the heap, or `park`, after which somebody else must `wake` it. Time moves only
+Every blocking verb of the virtual world ends in one of three calls: `sleep_until`, which puts this
+task's own wake-up on the heap; `park`, after which somebody else must `wake` it; `visit`, which has
+something done elsewhere, at a later moment, that wakes it or has it wait there. Time moves only
 between tasks, to the next wake-up, so a run is a function of its inputs: equal moments are taken
 in the order in which they were put on the heap.
 
@@ -16,7 +17,7 @@ grad mode and autocast again, and a worker's main task its own random generators
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -25,6 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
 from offbeat.worlds.generators import Generators
+from offbeat.worlds.tasks import Parked, Task, Worker
 
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -32,61 +34,6 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _graph_task = torch._C._current_graph_task_id
 
 Autocast = list[tuple[str, bool, torch.dtype]]
-
-
-class Worker:
-    """What the tasks of one virtual worker have in common."""
-
-    __slots__ = ("alive", "failure", "generators", "rank", "tasks")
-
-    def __init__(self, rank: int, seed: int | None = None) -> None:
-        self.rank = rank
-        self.alive = True
-        self.failure: BaseException | None = None
-        self.tasks: list[Task] = []
-        self.generators = None if seed is None else Generators.seeded(seed)
-
-
-class Task:
-    """A greenlet of a worker: its main program or a background activity."""
-
-    __slots__ = (
-        "done",
-        "greenlet",
-        "held",
-        "joining",
-        "main",
-        "name",
-        "parked",
-        "worker",
-    )
-
-    def __init__(
-        self, clock: Clock, worker: Worker, name: str, run: Callable[[], Any], main: bool
-    ) -> None:
-        self.worker = worker
-        self.name = name
-        self.main = main
-        self.parked: Parked | None = None
-        self.held = 0  # conditions that this task is inside of
-        self.joining: list[Parked] = []
-        self.done = False
-        self.greenlet = greenlet(lambda: clock._live(self, run), parent=clock._hub)
-
-
-class Parked:
-    """One wait of one task: whoever wakes it first wins, later wake-ups find it spent."""
-
-    __slots__ = ("reason", "task")
-
-    def __init__(self, task: Task, reason: object) -> None:
-        self.task = task
-        self.reason = reason
-
-    @property
-    def waits(self) -> bool:
-        """Whether nobody has woken it yet."""
-        return self.task.parked is self
 
 
 class Clock:
@@ -103,7 +50,6 @@ class Clock:
         self._workers: list[Worker] = []
         self._drawing: Worker | None = None
         self._failed: BaseException | None = None
-        self._stopping = False
 
     # --- what a task calls -----------------------------------------------------------------
 
@@ -126,6 +72,26 @@ class Clock:
             self.at(until, lambda: self.wake(parked))
         return parked
 
+    def visit(self, moment: float, call: Callable[[Parked], None], reason: object) -> None:
+        """Have `call` done at `moment`, and block the current task until that, or what it sets off,
+        has woken it; `moment` is later than now.
+
+        On the way it can be ended, but not woken.
+        """
+        task = self._current()
+        parked = Parked(task, reason)
+
+        def there() -> None:
+            if not task.done:
+                task.parked = parked
+                if task.worker.failure is None:
+                    call(parked)
+                else:
+                    self.wake(parked)
+
+        heapq.heappush(self._heap, (moment, next(self._sequence), there))
+        self._switch(task)
+
     def blocked(self, parked: Parked) -> None:
         """Block the current task on what it has parked on."""
         if parked.task.parked is parked:
@@ -137,6 +103,15 @@ class Clock:
         if task.parked is parked:
             task.parked = None
             heapq.heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
+
+    def wake_all(self, waiting: Iterable[Parked]) -> None:
+        """Resume parked tasks now, in this order."""
+        heap, now, sequence = self._heap, self.now, self._sequence
+        for parked in waiting:
+            task = parked.task
+            if task.parked is parked:
+                task.parked = None
+                heapq.heappush(heap, (now, next(sequence), task))
 
     def join(self, task: Task) -> None:
         """Block the current task until another one has ended."""
@@ -152,12 +127,17 @@ class Clock:
         return self.current
 
     def at(self, moment: float, call: Callable[[], None]) -> None:
-        """Have the loop itself call something, which must not block, at `moment`."""
+        """Have something called at `moment`, which must not block, and ends no task."""
         heapq.heappush(self._heap, (max(moment, self.now), next(self._sequence), call))
+
+    def end_at(self, moment: float, call: Callable[[], None]) -> None:
+        """Have the loop itself call something, which must not block, and may end tasks."""
+        self.at(moment, _ByLoop(call))
 
     def start(self, worker: Worker, name: str, run: Callable[[], Any], main: bool = False) -> Task:
         """Add a task, to begin now, after those that are due already."""
-        task = Task(self, worker, name, run, main)
+        task = Task(worker, name, main)
+        task.greenlet = greenlet(lambda: self._live(task, run), parent=self._hub)
         if not worker.tasks:
             self._workers.append(worker)
         worker.tasks.append(task)
@@ -205,7 +185,7 @@ class Clock:
     def _live(self, task: Task, run: Callable[[], Any]) -> None:
         """The body of a task's greenlet."""
         try:
-            if task.main:
+            if task.draws:
                 self._draw_as(task.worker)
             run()
         except GreenletExit:
@@ -218,8 +198,7 @@ class Clock:
             self.ended = self.now
             if not task.main:
                 task.worker.tasks.remove(task)
-            for parked in task.joining:
-                self.wake(parked)
+            self.wake_all(task.joining)
             _set_grad_enabled(True)
 
     def _switch(self, task: Task) -> None:
@@ -227,7 +206,7 @@ class Clock:
 
         Whoever gives way leaves the defaults behind, so only what differs is kept and put back.
         """
-        if self._stopping or not task.worker.alive:  # clean-up code of a task that was ended
+        if task.ending:  # its clean-up code
             raise GreenletExit
         if _graph_task() != -1:
             raise WorldError(
@@ -247,7 +226,9 @@ class Clock:
 
         heap = self._heap
         due = heap[0][2] if heap else None
-        if due.__class__ is Task and due.greenlet:
+        if due.__class__ is not Task:
+            due = self._make_calls()
+        if due is not None and due.greenlet:
             # A task that has begun is next: go there at once, not by way of the loop.
             self.now = heapq.heappop(heap)[0]
             self.events += 1
@@ -262,18 +243,33 @@ class Clock:
         if autocast is not None:
             _set_autocast(autocast)
         worker = task.worker
-        if task.main and self._drawing is not worker:
+        if task.draws and self._drawing is not worker:
             self._draw_as(worker)
-        if self._stopping or not worker.alive:
-            raise GreenletExit
         if worker.failure is not None:
             raise worker.failure
+
+    def _make_calls(self) -> Any:
+        """Make the calls that are due; return the task that is next, None if the loop must see."""
+        heap = self._heap
+        while heap:
+            due = heap[0][2]
+            if due.__class__ is Task:
+                return due
+            if due.__class__ is _ByLoop:
+                return None
+            self.now = heapq.heappop(heap)[0]
+            self.events += 1
+            try:
+                due()  # type: ignore[operator]
+            except BaseException as error:
+                self._failed = self._failed or error
+                return None
+        return None
 
     def _draw_as(self, worker: Worker) -> None:
         """Have the global random generators hold what this worker's main program left in them."""
         mine, before = worker.generators, self._drawing
-        if mine is None:
-            return
+        assert mine is not None, "only tasks that draw come here"
         if before is None:
             mine.put_back()
         else:
@@ -296,12 +292,12 @@ class Clock:
         if task is self.current:
             raise WorldError(f"{task.name} cannot end itself")
         self.current = task
+        task.ending = True
         task.greenlet.throw(GreenletExit)
         self.current = None
         task.done = True
 
     def _stop(self) -> None:
-        self._stopping = True
         for worker in self._workers:
             for task in list(worker.tasks):
                 self.end(task)
@@ -324,6 +320,18 @@ class Clock:
             f"at virtual time {self.now:g} s nothing is left to wake, "
             f"and {len(blocked)} of the tasks are blocked:\n" + "\n".join(shown)
         )
+
+
+class _ByLoop:
+    """A call that the loop must make itself: a task that ends others would not be resumed."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def __call__(self) -> None:
+        self.call()
 
 
 def _autocast_state() -> Autocast:

@@ -122,7 +122,7 @@ class Liveness:
             rank, _, reason = verdict.decode().partition(":")
             self._world.failed(
                 WorkerLostError(
-                    f"worker {rank} was lost in epoch {self._world.epoch} ({reason}); "
+                    f"worker {rank} was lost ({reason}); "
                     f"seen by worker {self._world.rank} of {self._world.size}",
                     rank=int(rank),
                 )

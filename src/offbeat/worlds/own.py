@@ -24,34 +24,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._distributed_c10d import Work as C10dWork
 from torch.distributed import distributed_c10d
 
 from offbeat.errors import StuckWarning
+from offbeat.worlds.places import Place, place
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
 
 _LOOKS = 10  # within the limit: how finely it is told
-_HIDDEN = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
-_WRAPPERS = ("wrapper", "_fn", "inner", "wait")
-
-
-class Place(NamedTuple):
-    """Where a program waits."""
-
-    file: str
-    line: int
-    function: str
-    verb: str
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line} in {self.function} ({self.verb})"
 
 
 class _Stay(NamedTuple):
@@ -87,13 +72,13 @@ class OwnCollectives:
         if threading.get_ident() != self._program or self._stay is not None:
             yield
             return
-        place = _place(sys._getframe(3), verb)
-        self._stay = _Stay(place, time.monotonic())
+        here = place(sys._getframe(3), verb)
+        self._stay = _Stay(here, time.monotonic())
         try:
             if not self._watching:
                 self._watching = True
                 self._world.spawn("own-collectives", self._watch)
-            with self._world.elsewhere(str(place)):
+            with self._world.elsewhere(str(here)):
                 yield
         finally:
             self._stay = None
@@ -129,18 +114,6 @@ class OwnCollectives:
         client, key = self._world.clients.mine(), f"own/{rank}"
         where = bytes(client.get(key)).decode() if client.check([key]) else ""
         return f"worker {rank} waits at {where}" if where else f"worker {rank} is in no collective"
-
-
-def _place(frame: Any, verb: str) -> Place:
-    """The first frame outside torch and offbeat, and what it has called."""
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_HIDDEN):
-            return Place(code.co_filename, frame.f_lineno, code.co_name, verb)
-        if code.co_name not in _WRAPPERS:
-            verb = f"dist.{code.co_name}"
-        frame = frame.f_back
-    return Place("?", 0, "?", verb)
 
 
 def _warn(words: str, place: Place) -> None:

@@ -3,7 +3,8 @@
 Data moves through process groups of our own (`gloo.py`), next to the default one. Control values
 live in the job's own c10d store (`store.py`). Both carry the epoch in their prefix. A worker that
 ends is noticed by its neighbour (`liveness.py`), and then every verb of everybody raises. What the
-program itself does in torch.distributed meanwhile is known too (`own.py`).
+program itself does in torch.distributed meanwhile is known too (`own.py`), and it may not end its
+process group (`ending.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, WorkerLostError
-from offbeat.worlds import base
+from offbeat.worlds import base, ending
 from offbeat.worlds.base import checked_members, stuck_s
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
@@ -77,6 +78,7 @@ class RealWorld(ThreadedWorld):
         if cluster is not None:
             self.barrier("begin", self.size)  # paced devices count from one moment
             self._began += self.now()
+        ending.guard(self)
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         self.check()
@@ -170,6 +172,7 @@ class RealWorld(ThreadedWorld):
 
     def _let_go(self) -> None:
         self._own.close()
+        ending.release(self)
         for channel in self._channels:
             channel.stop()
         try:

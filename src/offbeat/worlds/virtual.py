@@ -27,7 +27,8 @@ from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
 from offbeat.worlds.base import World, checked_members
-from offbeat.worlds.clock import Clock, Parked, Task, Worker
+from offbeat.worlds.clock import Clock
+from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
 
 
@@ -79,7 +80,7 @@ def run(
         clock.start(worker, "main", main, main=True)
         city.worlds.append(world)
         if (moment := cluster.crash_at(rank)) is not None:
-            clock.at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
+            clock.end_at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
     _CITIES.append(city)
     try:
         clock.run()
@@ -131,7 +132,7 @@ class VirtualWorld(World):
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, in case that the program catches the error and ends quietly."""
-        self._clock.at(self._clock.now, self._end_activities)
+        self._clock.end_at(self._clock.now, self._end_activities)
         if not isinstance(error, WorkerLostError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
 
@@ -151,7 +152,8 @@ class _City:
     worlds: list[VirtualWorld] = field(default_factory=list)
     values: dict[str, bytes] = field(default_factory=dict)
     counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    waiting: defaultdict[str, list[Parked]] = field(default_factory=lambda: defaultdict(list))
+    waiting: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    """Who waits for which key."""
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -176,6 +178,10 @@ class _City:
 
 
 _CITIES: list[_City] = []
+
+
+Answer = tuple[Parked, list[bytes]]
+"""Who waits, and where to put the value."""
 
 
 class _Activity:
@@ -255,24 +261,43 @@ class _Control(base.Control):
             self._clock.at(self._clock.now + self._latency_s, lambda: self._arrived(key, value))
 
     def get(self, key: str) -> bytes:
-        self._clock.sleep_until(self._clock.now + self._latency_s)
-        if key not in self._city.values:
-            parked = self._clock.park(f"control key {key!r}")
-            self._city.waiting[key].append(parked)
-            self._clock.blocked(parked)
-        value = self._city.values[key]
-        self._clock.sleep_until(self._clock.now + self._latency_s)
-        return value
+        clock, city = self._clock, self._city
+        answers: list[bytes] = []
+        reason = f"control key {key!r}"
+
+        def ask(parked: Parked) -> None:
+            if key in city.values:
+                answers.append(city.values[key])
+                clock.wake(parked, self._latency_s)
+            else:
+                city.waiting[key].append((parked, answers))
+
+        if self._latency_s:
+            clock.visit(clock.now + self._latency_s, ask, reason)
+        elif key in city.values:
+            return city.values[key]
+        else:
+            ask(parked := clock.park(reason))
+            clock.blocked(parked)
+        return answers[0]
 
     def wait(self, key: str) -> None:
         self.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        self._clock.sleep_until(self._clock.now + self._latency_s)
-        self._city.counters[key] += amount
-        total = self._city.counters[key]
-        self._clock.sleep_until(self._clock.now + self._latency_s)
-        return total
+        counters = self._city.counters
+        totals: list[int] = []
+
+        def count(parked: Parked) -> None:
+            counters[key] += amount
+            totals.append(counters[key])
+            self._clock.wake(parked, self._latency_s)
+
+        if self._latency_s:
+            self._clock.visit(self._clock.now + self._latency_s, count, key)
+            return totals[0]
+        counters[key] += amount
+        return counters[key]
 
     def delete(self, key: str) -> None:
         self._city.values.pop(key, None)
@@ -280,5 +305,16 @@ class _Control(base.Control):
 
     def _arrived(self, key: str, value: bytes) -> None:
         self._city.values[key] = value
-        for parked in self._city.waiting.pop(key, ()):
-            self._clock.wake(parked)
+        waiting = self._city.waiting.pop(key, None)
+        if waiting is None:
+            return
+
+        def answer() -> None:
+            for parked, answers in waiting:
+                answers.append(value)
+                self._clock.wake(parked, self._latency_s)
+
+        if self._latency_s:  # the way back begins when all else has happened that is due now
+            self._clock.at(self._clock.now, answer)
+        else:
+            answer()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from offbeat.clusters.network import Network
 from offbeat.errors import WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
-from offbeat.worlds.clock import Clock, Parked
+from offbeat.worlds.clock import Clock
+from offbeat.worlds.tasks import Parked
 
 Combine = Callable[[list[Tensor], list[Tensor]], None]
 """Fill the second list's tensors, or the first's own, from those of the first, all by member."""
@@ -94,8 +96,8 @@ class Channel(base.Channel):
     def all_reduce(
         self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
     ) -> base.Work:
-        cost = self._network.all_reduce_s
-        return self._meet(f"all_reduce {op}", tensor, tensor, _REDUCE[op], cost, not_before)
+        what, combine = _REDUCE[op]
+        return self._meet(what, tensor, tensor, combine, self._network.all_reduce_s, not_before)
 
     def broadcast(self, tensor: Tensor, source: int) -> base.Work:
         at = self.members.index(source)
@@ -149,8 +151,7 @@ class Channel(base.Channel):
             box.last = max(box.last, now + arrive_s[target])  # in order per pair
             box.letters[box.sent] = (tensor.detach().clone(), box.last)
             box.sent += 1
-            for parked in box.waiting:
-                self._clock.wake(parked)
+            self._clock.wake_all(box.waiting)
             box.waiting.clear()
         return now + max(arrive_s.values(), default=0.0)
 
@@ -163,22 +164,23 @@ class Channel(base.Channel):
         cost: Cost,
         not_before: float | None = None,
     ) -> _Meeting:
-        place, number = self._checked(), self._issued
+        clock, place, number = self._clock, self._checked(), self._issued
         self._issued += 1
         meeting = place.meetings.get(number)
         if meeting is None:
-            meeting = place.meetings[number] = _Meeting(self._clock, place, number, what, tensor)
-        else:
-            meeting.check(self._rank, what, tensor)
+            meeting = place.meetings[number] = _Meeting(clock, place, number, what, tensor)
+        elif what != meeting.what or tensor.shape != meeting.shape or tensor.dtype != meeting.dtype:
+            meeting.refuse(self._rank, what, tensor)
         meeting.tensors[self._at] = tensor
         meeting.intos[self._at] = into
         meeting.missing -= 1
-        meeting.ready = max(meeting.ready, self._clock.now, not_before or 0.0)
+        if not_before is not None:
+            meeting.ready = max(meeting.ready, not_before)
         if not meeting.missing:
             del place.meetings[number]
-            begins = max(meeting.ready, place.ends)
+            begins = max(clock.now, meeting.ready, place.ends)
             place.ends = begins + cost(self.members, tensor.nbytes)
-            self._clock.at(place.ends, lambda: meeting.end(combine))
+            clock.at(place.ends, lambda: meeting.end(combine))
         return meeting
 
 
@@ -186,8 +188,8 @@ class _Meeting:
     """One collective: who has joined with which tensor, and who waits for its end."""
 
     __slots__ = (
-        *("_clock", "_ended", "_first", "_number", "_place", "_waiting", "_what"),
-        *("intos", "missing", "ready", "tensors"),
+        *("_clock", "_ended", "_first", "_number", "_place", "_waiting"),
+        *("dtype", "intos", "missing", "ready", "shape", "tensors", "what"),
     )
 
     def __init__(self, clock: Clock, place: Place, number: int, what: str, tensor: Tensor) -> None:
@@ -199,30 +201,27 @@ class _Meeting:
         self._clock = clock
         self._place = place
         self._number = number
-        self._what = what
+        self.what = what
+        self.shape, self.dtype = tensor.shape, tensor.dtype
         self._first = tensor
         self._ended = False
         self._waiting: list[Parked] = []
 
-    def check(self, rank: int, what: str, tensor: Tensor) -> None:
-        """Refuse a member that does not bring what the others bring."""
-        if what != self._what:
-            raise WorldError(f"{self.name}: worker {rank} calls {what}, the others {self._what}")
-        first = self._first
-        if first.shape != tensor.shape or first.dtype != tensor.dtype:
-            others = (at for at, each in enumerate(self.tensors) if each is first)
-            raise WorldError(
-                f"{self.name}: worker {rank} brings {tuple(tensor.shape)} of {tensor.dtype}, "
-                f"worker {self._place.members[next(others)]} "
-                f"{tuple(first.shape)} of {first.dtype}"
-            )
+    def refuse(self, rank: int, what: str, tensor: Tensor) -> NoReturn:
+        """A member does not bring what the others bring."""
+        if what != self.what:
+            raise WorldError(f"{self.name}: worker {rank} calls {what}, the others {self.what}")
+        others = (at for at, each in enumerate(self.tensors) if each is self._first)
+        raise WorldError(
+            f"{self.name}: worker {rank} brings {tuple(tensor.shape)} of {tensor.dtype}, "
+            f"worker {self._place.members[next(others)]} {tuple(self.shape)} of {self.dtype}"
+        )
 
     def end(self, combine: Combine) -> None:
         """Everyone is there and the time is up; the clock calls this."""
         combine(self.tensors, self.intos)
         self._ended = True
-        for parked in self._waiting:
-            self._clock.wake(parked)
+        self._clock.wake_all(self._waiting)
         del self.tensors, self.intos, self._first, self._waiting
 
     def wait(self) -> None:
@@ -233,7 +232,7 @@ class _Meeting:
 
     @property
     def name(self) -> str:
-        return f"{self._what}, number {self._number} on channel {self._place.name!r}"
+        return f"{self.what}, number {self._number} on channel {self._place.name!r}"
 
     def __str__(self) -> str:
         """What a member waits for: put together only if somebody asks."""
@@ -252,7 +251,9 @@ def _reduce(fold: Callable[[Tensor, Tensor], Tensor]) -> Combine:
     return combine
 
 
-_REDUCE: dict[Op, Combine] = {op: _reduce(fold) for op, fold in _COMBINE.items()}
+_REDUCE: dict[Op, tuple[str, Combine]] = {
+    op: (f"all_reduce {op}", _reduce(fold)) for op, fold in _COMBINE.items()
+}
 
 
 def _gather(tensors: list[Tensor], intos: list[Tensor]) -> None:

@@ -1,38 +1,15 @@
-"""Checks that every world must pass, and a way to run a function on real processes.
-
-For those who write a world, an algorithm or a protocol of their own:
-
-    from offbeat import run, testing
-    for check in testing.CHECKS:
-        run(testing.on_this_world(check), "uniform-8", workers=4)            # virtual
-        testing.processes(testing.on_this_world(check), workers=4)           # real
-"""
+"""Checks that every world must pass: what its verbs promise, one by one."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import shutil
-import tempfile
-import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import wait
-from pathlib import Path
-from typing import Any
 
 import torch
-import torch.multiprocessing
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat.worlds import World, enter_world, leave_world
 
 Check = Callable[[World], None]
-
-
-# --- the checks ----------------------------------------------------------------------------
 
 
 def a_worker_knows_itself_and_the_others(world: World) -> None:
@@ -263,9 +240,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-# --- running them --------------------------------------------------------------------------
-
-
 def on_this_world(*checks: Check) -> Callable[[], None]:
     """Return a function that runs checks, one after the other, on the world it is called in."""
     return partial(_on_this_world, checks)
@@ -280,106 +254,3 @@ def _on_this_world(checks: Sequence[Check]) -> None:
         leave_world(world, error)
         raise
     leave_world(world)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How one process ended."""
-
-    rank: int
-    exit_code: int | None
-    """As in `multiprocessing`: negative for a signal."""
-    result: Any
-    error: BaseException | None
-    seconds: float
-    """From the start of all processes."""
-
-
-def processes(
-    function: Callable[..., Any],
-    workers: int,
-    *arguments: Any,
-    environment: dict[str, str] | None = None,
-    time_out_s: float = 60.0,
-    check: bool = True,
-) -> list[Ended]:
-    """Run a function, which must be importable, in as many processes as torchrun would start.
-
-    The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
-    With `check`, the first error of a worker is raised here. Whoever is still running after
-    `time_out_s` is killed, and counts as an error.
-    """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    spawning = torch.multiprocessing.get_context("spawn")
-    began, children = time.monotonic(), []
-    folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
-    for rank in range(workers):
-        variables = {**job_variables(rank, workers, store.port), **(environment or {})}
-        child = spawning.Process(
-            target=_child, args=(folder / str(rank), variables, function, arguments)
-        )
-        child.start()
-        children.append(child)
-    ended: dict[int, Ended] = {}
-    while len(ended) < workers and time.monotonic() < began + time_out_s:
-        running = [children[rank].sentinel for rank in range(workers) if rank not in ended]
-        wait(running, timeout=began + time_out_s - time.monotonic())
-        for rank in range(workers):
-            if rank not in ended and not children[rank].is_alive():
-                result, error = _result(folder / str(rank))
-                seconds = time.monotonic() - began
-                ended[rank] = Ended(rank, children[rank].exitcode, result, error, seconds)
-    for rank, child in enumerate(children):
-        if rank not in ended:
-            child.kill()
-            child.join()
-            late = TimeoutError(f"worker {rank} was still running after {time_out_s} s")
-            ended[rank] = Ended(rank, child.exitcode, None, late, time_out_s)
-    shutil.rmtree(folder)
-    ordered = [ended[rank] for rank in range(workers)]
-    if check:
-        for one in ordered:
-            if one.error is not None:
-                raise one.error
-            if one.exit_code != 0:
-                raise RuntimeError(f"worker {one.rank} ended with exit status {one.exit_code}")
-    return ordered
-
-
-def job_variables(rank: int, workers: int, port: int) -> dict[str, str]:
-    """What torchrun tells a worker of a job on this host, whose store is served at `port`."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-
-
-def _child(
-    result: Path, variables: dict[str, str], function: Callable[..., Any], arguments: Any
-) -> None:
-    os.environ.update(variables)
-    torch.set_num_threads(1)
-    try:
-        ended = pickle.dumps((function(*arguments), None))
-    except BaseException as error:
-        words = "".join(traceback.format_exception(error))
-        try:
-            error.add_note(words)
-            pickle.loads(ended := pickle.dumps((None, error)))
-        except Exception:
-            ended = pickle.dumps((None, RuntimeError(words)))
-    result.with_suffix(".part").write_bytes(ended)
-    result.with_suffix(".part").rename(result)
-
-
-def _result(file: Path) -> tuple[Any, BaseException | None]:
-    """What a process has left behind: nothing, if it was killed."""
-    if not file.exists():
-        return None, None
-    result, error = pickle.loads(file.read_bytes())
-    return result, error

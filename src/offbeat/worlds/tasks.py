@@ -1,0 +1,64 @@
+"""What takes turns in virtual time: the tasks of virtual workers, and their waits."""
+
+from __future__ import annotations
+
+from greenlet import greenlet
+
+from offbeat.worlds.generators import Generators
+
+
+class Worker:
+    """What the tasks of one virtual worker have in common."""
+
+    __slots__ = ("alive", "failure", "generators", "rank", "tasks")
+
+    def __init__(self, rank: int, seed: int | None = None) -> None:
+        self.rank = rank
+        self.alive = True
+        self.failure: BaseException | None = None
+        self.tasks: list[Task] = []
+        self.generators = None if seed is None else Generators.seeded(seed)
+
+
+class Task:
+    """A greenlet of a worker: its main program or a background activity."""
+
+    __slots__ = (
+        "done",
+        "draws",
+        "ending",
+        "greenlet",
+        "held",
+        "joining",
+        "main",
+        "name",
+        "parked",
+        "worker",
+    )
+
+    greenlet: greenlet
+
+    def __init__(self, worker: Worker, name: str, main: bool) -> None:
+        self.worker = worker
+        self.name = name
+        self.main = main
+        self.draws = main and worker.generators is not None
+        self.parked: Parked | None = None
+        self.held = 0  # conditions that this task is inside of
+        self.joining: list[Parked] = []
+        self.ending = self.done = False
+
+
+class Parked:
+    """One wait of one task: whoever wakes it first wins, later wake-ups find it spent."""
+
+    __slots__ = ("reason", "task")
+
+    def __init__(self, task: Task, reason: object) -> None:
+        self.task = task
+        self.reason = reason
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has woken it yet."""
+        return self.task.parked is self
