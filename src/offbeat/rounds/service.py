@@ -31,12 +31,13 @@ class Service:
     __slots__ = (
         *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
         *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
-        *("early", "fold", "may_fold", "merge", "weight", "write"),
+        *("early", "fold", "followed", "may_fold", "merge", "weight", "write"),
         *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
         *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
-        *("_ended", "_paused", "_resumed", "_settled", "_wanted", "_wants_room"),
+        *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
+        *("_wanted", "_wants_room"),
     )
 
     def __init__(
