@@ -117,7 +117,8 @@ class Background(Service):
     def _run_in_lockstep(self) -> None:
         """The program comes to the next round of a lockstep, and runs it."""
         with self._state:
-            self._state.wait_for(lambda: not self._serving)
+            # Which write what this round takes.
+            self._state.wait_for(lambda: not (self._serving or self._folding))
             if self._ended:
                 return
             # Who has left needs no round: it is there for those who do.
@@ -170,7 +171,8 @@ class Background(Service):
     def _keep_short(self) -> None:
         """Fold the oldest rounds of a log that the program does not take from."""
         with self._state:
-            if self.fold is None or not self.log.too_long or self._taking or self._ended:
+            taking = self._taking or self._in_round
+            if self.fold is None or not self.log.too_long or taking or self._ended:
                 return
             self._folding = True
         self.fold(self._to_fold())
