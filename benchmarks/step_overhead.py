@@ -2,8 +2,9 @@
 
 Each algorithm lives with DDP in the same two processes, and they take turns: a block of DDP steps,
 a block of its own, in an order that changes with every turn. The ratio is taken within a turn, and
-the median over turns is reported with its quartiles. A step is one backward pass. SyncSGD with four
-micro-batches a round is compared with DDP that accumulates four by `no_sync`.
+the median over turns is reported with its quartiles. A step is one backward pass. DDP that
+accumulates four by `no_sync` is compared with SyncSGD of four micro-batches a round ("sync_4"), and
+with SyncSGD that does the same as DDP, by `dp.no_sync` ("sync_no_sync").
 
 Memory is the highest resident size of a process that trains with one contestant alone, beyond that
 of a process that trains without any; the larger model only, since small ones drown in noise.
@@ -41,6 +42,7 @@ import offbeat
 ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
     "sync_4": lambda: offbeat.SyncSGD(micro_batches=4),
+    "sync_no_sync": offbeat.SyncSGD,
     "eager_all": lambda: offbeat.EagerSGD("all"),
     "eager_majority": lambda: offbeat.EagerSGD("majority"),
     "eager_half": offbeat.EagerSGD,
@@ -54,7 +56,7 @@ ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "local_4": lambda: offbeat.LocalSGD(4),
     "msync": lambda: offbeat.MSyncSGD(2),
 }
-REFERENCES = {"sync_4": "ddp_4"}
+REFERENCES = {"sync_4": "ddp_4", "sync_no_sync": "ddp_4"}
 """What an algorithm is compared with, if not with plain DDP."""
 
 
@@ -91,7 +93,7 @@ class Contestant:
         self.y = torch.randint(0, 10, (len(self.x),))
         self.ddp = DistributedDataParallel(model) if name.startswith("ddp") else None
         self.model = self.ddp or model
-        self.accumulates = 4 if name == "ddp_4" else 1
+        self.accumulates = 4 if name in ("ddp_4", "sync_no_sync") else 1
         self.backwards = 0
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         self.dp: offbeat.Attachment | None = None
@@ -100,8 +102,10 @@ class Contestant:
 
     def step(self) -> None:
         self.backwards += 1
-        if self.ddp is not None and self.backwards % self.accumulates:
-            with self.ddp.no_sync():
+        if self.backwards % self.accumulates:
+            synchronises = self.ddp or self.dp
+            assert synchronises is not None
+            with synchronises.no_sync():
                 self.backward()
             return
         self.backward()
