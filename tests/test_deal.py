@@ -506,7 +506,6 @@ class Lines(IterableDataset[str]):
         ({"batch_sampler": [[1]], "sampler": [1]}, ValueError, "leave out sampler"),
         ({"batch_sampler": []}, ValueError, "nothing to deal: list is empty"),
     ],
-    ids=str,
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):

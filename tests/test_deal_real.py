@@ -214,4 +214,4 @@ def _keys() -> list[int]:
 def test_keys_in_the_store_do_not_grow_with_epochs() -> None:
     for one in processes(_keys, 2):
         few, many = one.result
-        assert many <= few + 4
+        assert many <= few + 8  # bells; ten epochs that were kept would be 20 keys or more
