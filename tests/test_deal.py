@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -319,6 +320,14 @@ def test_an_iterator_that_nobody_asks_takes_nothing() -> None:
     assert len(list(deal)) == 5
     assert deal.epoch == 1
     assert len(list(unused)) == 5
+
+
+def test_a_deal_can_be_sent_to_another_process() -> None:
+    deal = offbeat.Deal(data(10), 2)
+    first = list(deal)
+    copy = pickle.loads(pickle.dumps(deal))
+    assert copy.epoch == 0
+    assert list(copy) == first
 
 
 def test_keys_do_not_grow_with_epochs() -> None:
