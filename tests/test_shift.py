@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_at_the_end_all_have_the_base_whatever_was_rounded(dtype: torch.dtype) -
     for round in (1, 2):
         parameters[0] += torch.randn(20).to(dtype)
         sum = Flats(layout)
-        ahead.give(round, sum, 1.0)
+        list(ahead.give(round, sum, 1.0, waits=False))
         sum.views[0].add_(torch.randn(20))  # another worker's
         records.append(Round(round, sum, (1.0, 1.0), 2.0, (True,)))
     for record in records:
@@ -151,12 +151,12 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
                 own[rank].append(torch.zeros(5, dtype=torch.float64))
                 continue
             move, samples[rank] = torch.randn(5, dtype=torch.float64), float(draw.randint(1, 4))
-            places[rank][0].add_(move)
             worker.moves()
+            places[rank][0].add_(move)
             own[rank].append(since[rank] + move)
             since[rank] = torch.zeros(5, dtype=torch.float64)
             flats = Flats(layouts[rank])
-            worker.give(round, flats, samples[rank])
+            list(worker.give(round, flats, samples[rank], waits=draw.random() < 0.5))
             total += flats.views[0]
             torch.testing.assert_close(flats.views[0], own[rank][-1] * samples[rank])
         bad = (0, 0) if draw.random() < 0.2 else None
@@ -175,8 +175,8 @@ def test_parameters_are_the_base_and_ones_own_moves_that_no_round_has_brought(se
                 take(rank)
             if draw.random() < 0.5:  # goes on before the next round
                 move = torch.randn(5, dtype=torch.float64)
-                places[rank][0].add_(move)
                 workers[rank].moves()
+                places[rank][0].add_(move)
                 since[rank] = since[rank] + move
     for rank in range(3):
         while knows[rank] < len(records):
@@ -363,9 +363,9 @@ def test_a_worker_that_leaves_or_pauses_writes_its_moves_itself(
     gave: list[bool] = []
     give = Shift.give
 
-    def watched_give(*arguments: Any) -> None:
+    def watched_give(*arguments: Any) -> Iterator[None]:
         gave.append(getcurrent() in programs)
-        give(*arguments)
+        return give(*arguments)
 
     monkeypatch.setattr(Shift, "give", watched_give)
     programs: set[object] = set()
@@ -425,15 +425,15 @@ def test_a_place_that_has_left_the_numbers_goes_back_to_the_base_too() -> None:
     ahead = Shift(layout, alone=False)
     sums = [Flats(layout), Flats(layout), Flats(layout)]
     mine[0].fill_(float("inf"))
-    ahead.give(0, sums[0], 1.0)
-    ahead.give(1, sums[1], 1.0)
+    list(ahead.give(0, sums[0], 1.0, waits=False))
+    list(ahead.give(1, sums[1], 1.0, waits=False))
     bad, good = ((0, 0), None)
     ahead.begin(Round(0, sums[0], (1.0, 1.0), 2.0, (True,), bad=bad))
     assert mine[0].tolist() == [0, 0, 0]
     sums[1].views[0].fill_(2.0)
     ahead.begin(Round(1, sums[1], (1.0, 1.0), 2.0, (True,), bad=good))
     assert mine[0].tolist() == [1, 1, 1]
-    ahead.give(2, sums[2], 1.0)
+    list(ahead.give(2, sums[2], 1.0, waits=False))
     assert sums[2].views[0].tolist() == [0, 0, 0]
 
 

@@ -53,6 +53,39 @@ def simulated(script: Path, *arguments: str | Path) -> Result:
 # ---------------------------------------------------------------- the script
 
 
+def test_dealt_data_come_once_an_epoch(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+        import sys
+        import torch
+        import offbeat
+        from torch.utils.data import DataLoader, TensorDataset
+
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dataset = TensorDataset(torch.arange(60), torch.ones(60, 2))
+        deal = offbeat.Deal(dataset, batch_size=2)
+        loader = DataLoader(dataset, batch_sampler=deal)
+        got = []
+        with offbeat.attach(model, optimizer, offbeat.ABSSGD()) as dp:
+            for epoch in range(2):
+                deal.set_epoch(epoch)
+                for index, x in loader:
+                    got += index.tolist()
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                    optimizer.step()
+        print("got", *got)
+        """,
+    )
+    result = simulated(script, "--workers", "3", "--verbose")
+    assert result.exit_code == 0, result.output
+    got = [line.split()[2:] for line in result.stdout.splitlines() if "] got" in line]
+    assert len(got) == 3
+    assert sorted(int(i) for each in got for i in each) == sorted([*range(60)] * 2)
+
+
 def test_every_worker_runs_the_script_and_worker_0_is_heard(tmp_path: Path) -> None:
     script = written(
         tmp_path,

@@ -1,12 +1,6 @@
-"""attach(): a user's model and optimizer over an algorithm, by hooks.
+"""attach(): a user's model and optimizer over an algorithm, by one line.
 
-Nothing is wrapped. A pre-hook of the optimizer turns `optimizer.step()` into "one micro-batch is
-done": it asks the algorithm, which may answer with a round to apply. The first such round is put
-into `.grad` and applied by the very step that is under way; further ones (a late worker catches
-up) by steps of our own in the post-hook; and if there is none, `.grad` is None everywhere and the
-step has nothing to do.
-
-This file is longer than others: it is all that a user meets, in one place.
+Nothing is wrapped: hooks of the optimizer do it (attached.py). Here are the verbs that a user has.
 
 Between backward and step, `.grad` is this worker's own gradient; after a step that applied a round
 it is that round's mean.
@@ -17,11 +11,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal, Self
-from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,23 +21,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
-from offbeat.alike import alike, average_buffers, broadcast, named_parameters
-from offbeat.apply import Applier
+from offbeat.alike import alike, average_buffers
 from offbeat.arguments import check_arguments
+from offbeat.attached import Attached, attached_to
 from offbeat.clusters import Cluster
-from offbeat.ending import Goal, note_join, steps
+from offbeat.ending import Goal, steps
 from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
-from offbeat.followers import Follower, Followers
-from offbeat.porting import Porting
-from offbeat.replica import Replica, Stats
-from offbeat.rounds import agree
+from offbeat.followers import Follower
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
-from offbeat.worlds import World, enter_world, leave_world
-
-_NOBODY = nullcontext()
-# By reference: what is attached keeps its optimizer, which would else keep itself for ever.
-_attachments: WeakKeyDictionary[Optimizer, ref[Attachment]] = WeakKeyDictionary()
+from offbeat.worlds import enter_world, leave_world
 
 
 def attach(
@@ -83,7 +68,7 @@ def attach(
     check_arguments(
         model, optimizer, algorithm, scheduler, schedule_by, clip_norm, nonfinite, bucket_bytes
     )
-    if (old := _attached(optimizer)) is not None and not old._closed:
+    if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
     world = enter_world(pace, seed)
     try:
@@ -97,80 +82,8 @@ def attach(
         raise
 
 
-class Attachment:
+class Attachment(Attached):
     """What `attach` returns, usually called `dp`: a few verbs, and the end of the block."""
-
-    def __init__(
-        self,
-        world: World,
-        model: nn.Module,
-        optimizer: Optimizer,
-        algorithm: Algorithm,
-        schedule: Schedule,
-        clip_norm: float | None,
-        nonfinite: Literal["raise", "skip"],
-        bucket_bytes: int,
-    ) -> None:
-        self.algorithm = algorithm
-        self._world = world
-        self._model = model
-        self._optimizer = optimizer
-        self._closed = False
-        self._in_no_sync = False
-        self._in_step = False
-        self._away_by = ""  # the verb that this worker is away by
-
-        names, parameters = named_parameters(model, optimizer)
-        number = next(world.numbers)
-        agree(
-            world,
-            f"attach-{number}",
-            {
-                "the algorithm": repr(algorithm),
-                "the optimizer": type(optimizer).__name__,
-                "clip_norm": clip_norm,
-                "nonfinite": nonfinite,
-                "bucket_bytes": bucket_bytes,
-                "parameters": [
-                    f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
-                    for name, parameter in zip(names, parameters, strict=True)
-                ],
-            },
-        )
-        self._replica = Replica(
-            world,
-            f"attach-{number}",
-            optimizer,
-            names,
-            parameters,
-            bucket_bytes,
-            clip_norm,
-            scheduled=schedule.alike,
-        )
-        self._followers = Followers(model, self._replica)
-        self._apply = Applier(
-            self._replica, optimizer, algorithm, schedule, self._followers, nonfinite, self._tell
-        )
-        self._stats = self._apply.stats
-        self._replica.overlap.reduces_next = self._reduces_next
-        self._channel = self._replica.models
-        broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
-        algorithm.start(self._replica)
-        self._replica.engine.fold = self._apply.fold
-        self._replica.engine.may_fold = self._apply.may_fold
-        self._replica.engine.begin()
-
-        if (old := _attached(optimizer)) is not None:
-            old.detach()
-        _attachments[optimizer] = ref(self)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
-        self._porting = Porting(optimizer, self._replica, schedule.given)
-        world.open.append(self)
-        self._began_s = world.now()
-        self._replica.stepped()
 
     # --- the verbs -------------------------------------------------------------------------
 
@@ -181,19 +94,9 @@ class Attachment:
         return self._replica.round
 
     @property
-    def rank(self) -> int:
-        """This worker's rank."""
-        return self._world.rank
-
-    @property
     def world_size(self) -> int:
         """How many workers there are."""
         return self._world.size
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the run began; virtual ones in virtual time."""
-        return self._world.now()
 
     @property
     def ticks(self) -> int:
@@ -303,11 +206,6 @@ class Attachment:
         finally:
             self._away_by = before
 
-    def stats(self) -> Stats:
-        """Return what this worker has computed, waited for and applied, as of now."""
-        share = self._replica.memory.get("dropped_share", 0.0)
-        return self._stats.copy(self._replica.dropped_samples, share)
-
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
         with self._world.elsewhere("dp.replicas_identical()"):
@@ -368,14 +266,6 @@ class Attachment:
             self._replica.engine.stop()
         leave_world(self._world, error)
 
-    def detach(self) -> None:
-        """Make a closed attachment's optimizer an ordinary one again."""
-        if not self._closed:
-            raise DetachedError("detach() inside the block: close() first")
-        for hook in self._hooks:
-            hook.remove()
-        _attachments.pop(self._optimizer, None)
-
     def __enter__(self) -> Self:
         return self
 
@@ -386,169 +276,3 @@ class Attachment:
         else:
             self.abandon(error)
         return leaves
-
-    # --- one step --------------------------------------------------------------------------
-
-    def _before_step(
-        self, optimizer: Optimizer, args: Any, kwargs: Any
-    ) -> tuple[Any, dict[str, Any]] | None:
-        if self._apply.stepping:
-            return None
-        if self._closed:
-            raise DetachedError(
-                "optimizer.step() after the attached block has ended: move it into the block, "
-                "attach again, or call dp.detach() to go on without the other workers"
-            )
-        if verb := "no_sync" if self._in_no_sync else self._away_by:
-            raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
-        self._porting.before_step()
-        closed = self._run_closure(args, kwargs)
-        self._check_parameters()
-        replica, stats = self._replica, self._stats
-        began, ended = self._compute(), replica.compute_began
-        samples = replica.samples
-        stats.steps += 1
-        stats.computed_samples += samples
-        applies = False
-        if self._unscaled():
-            self._in_step = True
-            try:
-                with self._others_away():
-                    applies = self._apply.begin(self.algorithm.step(replica))
-            finally:
-                self._in_step = False
-        else:
-            replica.drop()
-        self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=replica.arrival)
-        if not applies:
-            replica.gradients.clear()
-        return closed
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._apply.stepping:
-            return
-        self._in_step = True
-        try:
-            with self._others_away():
-                self._apply.step_made()
-            self._apply.schedule.own_step()
-        finally:
-            self._in_step = False
-        self._replica.stepped()
-        self._porting.after_step()
-
-    def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Compute loss and gradients now; the optimizer gets a closure that has them already."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            loss = closure()
-        if len(args) > 1:
-            return (args[0], lambda: loss, *args[2:]), kwargs
-        return args, {**kwargs, "closure": lambda: loss}
-
-    def _others_away(self) -> AbstractContextManager[object]:
-        """While this attachment may wait, this worker is away from all others."""
-        if self._world.open == [self]:
-            return _NOBODY
-        with ExitStack() as stack:
-            for thing in self._world.open:
-                if thing is not self and hasattr(thing, "away"):
-                    stack.enter_context(thing.away("a step of another attachment"))
-            return stack.pop_all()
-
-    def _compute(self) -> float:
-        """Charge the micro-batch that was just computed; return when it began."""
-        began = self._replica.compute_began
-        self._stats.compute_s += self._replica.computed()
-        return began
-
-    def _unscaled(self) -> bool:
-        """Undo a GradScaler's scale where it left that to a fused optimizer; False on overflow.
-
-        Scales differ between workers, so contributions must not carry them.
-        """
-        found_inf = getattr(self._optimizer, "found_inf", None)
-        if found_inf is None:
-            return True
-        scale = getattr(self._optimizer, "grad_scale", None)
-        if scale is not None:
-            for parameter in self._replica.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.div_(scale.to(parameter.grad.device))
-        self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        self._optimizer.found_inf = torch.zeros_like(found_inf)  # type: ignore[attr-defined]
-        return not found_inf.item()
-
-    # --- the rest --------------------------------------------------------------------------
-
-    def _check_between(self, verb: str) -> None:
-        if self._in_step or torch._C._current_graph_task_id() != -1:
-            inside = "optimizer.step()" if self._in_step else "backward()"
-            raise RuntimeError(f"dp.{verb}() inside {inside}: move it out, between two steps")
-
-    def _catch_up(self) -> None:
-        """Apply the rounds that were made while this worker computed, or was away."""
-        if self._closed:
-            return
-        parameters = self._replica.parameters
-        gradients = [parameter.grad for parameter in parameters]
-        self._in_step = True
-        try:
-            for parameter in parameters:  # a backward's that no step has taken, or the user's
-                parameter.grad = None
-            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.newest()))
-        finally:
-            self._in_step = False
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-
-    def _serve_others(self) -> None:
-        """Apply rounds until all have left, and note what that has cost."""
-        stats, schedule = self._stats, self._apply.schedule
-        waited_s, made = stats.wait_s, schedule.made
-        self._apply.apply(self.algorithm.leave(self._replica))
-        self._replica.gradients.clear()
-        stats.join_wait_s = stats.wait_s - waited_s
-        took_s, served = self.seconds - self._began_s, schedule.made - made
-        note_join(self._world, self._channel, stats, took_s, served)
-
-    def _reduces_next(self) -> bool:
-        return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
-
-    def _check_parameters(self) -> None:
-        now = 0
-        for group in self._optimizer.param_groups:
-            now += len(group["params"])
-        if now != len(self._replica.parameters):
-            raise DetachedError(
-                f"the optimizer has {now} parameters, but had {len(self._replica.parameters)} when "
-                "it was attached: add param groups before attach()"
-            )
-
-    def _tell(self, kind: str, **facts: Any) -> None:
-        """Hand a line to whoever records this run; see records.py."""
-        if self._world.records is not None:
-            self._world.records({"kind": kind, "rank": self._world.rank, **facts})
-
-    def _end(self) -> None:
-        stats = self.stats()
-        self._tell(
-            "end",
-            at_s=self.seconds,
-            steps=stats.steps,
-            compute_s=stats.compute_s,
-            wait_s=stats.wait_s,
-            samples=stats.computed_samples,
-            dropped_samples=stats.dropped_samples,
-        )
-        self._closed = True
-        self._replica.overlap.remove()
-        self._porting.close()
-        self._world.open.remove(self)
-
-
-def _attached(optimizer: Optimizer) -> Attachment | None:
-    found = _attachments.get(optimizer)
-    return None if found is None else found()

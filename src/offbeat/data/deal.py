@@ -31,6 +31,8 @@ from offbeat.data.turn import Draws, Turn
 from offbeat.worlds import VirtualWorld, World, rank, world_size
 from offbeat.worlds.current import present_world
 
+_SEATS = ("_own", "_virtual")
+
 
 class Deal(Sampler[list[int]]):
     """A batch sampler whose batches go to whoever is free, each to one worker, once an epoch.
@@ -124,6 +126,14 @@ class Deal(Sampler[list[int]]):
                     "resume with the same set-up, each worker from its own state"
                 )
         self._seat().load(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is dealt, without anybody's place in it."""
+        return {name: value for name, value in vars(self).items() if name not in _SEATS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._own, self._virtual = Seat(), WeakKeyDictionary()
 
     # --- one iteration ---------------------------------------------------------------------
 

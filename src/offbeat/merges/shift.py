@@ -16,14 +16,15 @@ stays, so the parameters go from there to the new base by the difference of the 
 A worker that has not moved since is at the new base then, to the bit: that is local SGD, which
 waits for its round. Nothing that was computed meanwhile is lost, by construction.
 
-Base, place and the move on its way are the three gradient-sized buffers that this needs; one more
-while the program does not come for its rounds, for what they shift it by.
+Base, place and the move on its way are the three gradient-sized buffers that this needs. Who waits
+for its round needs no place: that is where its parameters are. While the program does not come for
+its rounds, there is one more, for what they shift it by.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Shift:
         self._parameters = layout.parameters
         self._alone = alone
         self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
+        self._stands: int | None = None  # the round that took the moves of a worker that waits
         self._spare: list[Flats] = []
         self._owed: Flats | None = None  # what folded rounds shift the parameters by
         self._owes_numbers = False  # one of them took back moves that have left the numbers
@@ -61,22 +63,42 @@ class Shift:
     def moves(self) -> None:
         """An own step is being made."""
         self.check()
+        self._leave()
         self._moved = True
 
+    def give(self, round: int, into: Flats, weight: float, waits: bool) -> Iterator[None]:
+        """Write this worker's moves that no round has taken, times a weight: this round does.
+
+        Bucket by bucket. `waits` says that the program waits for the round before it moves on.
+        """
+        self._leave()
+        since = self._places[-1][1] if self._places else self._base
+        if waits and not self._places and self._owed is None:
+            self._stands = round
+            now: Sequence[Tensor] = self._parameters
+        else:
+            place = self._place()
+            self._places.append((round, place))
+            now = place.views
+        self._moved = False
+        for bucket, move in zip(self._layout.buckets, into.bodies, strict=True):
+            with torch.no_grad():
+                for number in bucket.parameters:
+                    torch.sub(now[number], since.views[number], out=into.views[number])
+                if weight != 1.0:
+                    move.mul_(weight)
+            yield
+
     @torch.no_grad()
-    def give(self, round: int, into: Flats, weight: float) -> None:
-        """Write this worker's moves that no round has taken, times a weight: this round does."""
+    def _place(self) -> Flats:
+        """Where this worker is."""
         place = self._spare.pop() if self._spare else Flats(self._layout)
         _copy(self._hidden or self._parameters, place.views)
         if self._owed is not None:
             _add(place.bodies, self._owed.bodies, 1.0)
         if self._owes_numbers:
             self._return_to_numbers(place.views)
-        since = self._places[-1][1] if self._places else self._base
-        for move, now, before in zip(into.bodies, place.bodies, since.bodies, strict=True):
-            torch.sub(now, before, out=move).mul_(weight)
-        self._places.append((round, place))
-        self._moved = False
+        return place
 
     def begin(self, round: Round) -> bool:
         """Put the mean of everyone's moves in place of one's own."""
@@ -92,6 +114,7 @@ class Shift:
 
     def fold(self, round: Round) -> None:
         """Move the base, or take back own moves; the parameters follow when the program comes."""
+        self._leave()
         if self._owed is None:
             self._owed = Flats(self._layout)
         self._take(round, self._owed)
@@ -103,7 +126,7 @@ class Shift:
         returns, self._owes_numbers = self._owes_numbers, False
         if owed is None:
             return
-        if self._moved or self._places:
+        if not self._is_at_base:
             _add(self._parameters, owed.views, 1.0)
             if returns:
                 self._return_to_numbers(self._parameters)
@@ -116,15 +139,21 @@ class Shift:
 
     @torch.no_grad()
     def _take(self, round: Round, owed: Flats | None) -> None:
+        if round.bad is not None:
+            self._leave()
         place = self._places.popleft()[1] if self._gave_to(round) else None
-        good = bool(round.samples) and round.bad is None
-        if good and self._alone and place is not None:  # one's own are the mean, without rounding
-            self._base, place = place, self._base
-            self._give_back(place)
+        stood, good = self._stands == round.round, bool(round.samples) and round.bad is None
+        if good and self._alone and (stood or place is not None):
+            self._be_mean(place)
             return
         if good:
             _add(self._base.bodies, round.sum.bodies, 1 / round.divisor)
-        stays = not self._moved and not self._places and owed is None
+        self._stands = None if stood else self._stands
+        if round.bad is None and owed is None and self._is_at_base:  # without rounding
+            _copy(self._base.views, self._parameters)
+            if place is not None:
+                self._give_back(place)
+            return
         if place is not None:
             for base, before in zip(self._base.bodies, place.bodies, strict=True):
                 torch.sub(base, before, out=before)
@@ -140,8 +169,26 @@ class Shift:
                 self._return_to_numbers(self._parameters)
             else:
                 self._owes_numbers = True
-        elif stays:  # at the new base, without rounding
-            _copy(self._base.views, self._parameters)
+
+    @property
+    def _is_at_base(self) -> bool:
+        """Whether this worker has not moved but for what rounds have returned."""
+        return not (self._moved or self._places or self._stands is not None)
+
+    def _be_mean(self, place: Flats | None) -> None:
+        """Alone: one's own moves are the mean, without rounding."""
+        self._stands = None
+        if place is None:
+            _copy(self._parameters, self._base.views)
+        else:
+            self._base, place = place, self._base
+            self._give_back(place)
+
+    def _leave(self) -> None:
+        """Who stands where it gave its moves away goes on: remember the place."""
+        if self._stands is not None:
+            self._places.append((self._stands, self._place()))
+            self._stands = None
 
     def settled(self) -> None:
         """Have the base in the parameters for good: no moves are left but what was rounded."""

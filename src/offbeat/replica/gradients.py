@@ -73,8 +73,10 @@ class Gradients:
                 views[number].copy_(there[number])
         elif pile.micro_batches:
             if into:
-                wide = [grad.to(views[n].dtype) for n, grad in zip(into, grads, strict=True)]
-                torch._foreach_add_([views[number] for number in into], wide, alpha=weight)
+                sums = [views[number] for number in into]
+                if any(a.dtype != b.dtype for a, b in zip(sums, grads, strict=True)):
+                    grads = [grad.to(a.dtype) for a, grad in zip(sums, grads, strict=True)]
+                torch._foreach_add_(sums, grads, alpha=weight)
         else:
             if into:
                 torch._foreach_copy_([views[number] for number in into], grads)
@@ -83,7 +85,7 @@ class Gradients:
             if weight != 1.0:
                 for bucket in self._layout.buckets_of(numbers):
                     pile.flats.bodies[bucket].mul_(weight)
-        if look:  # now, while the numbers are still in the cache, and this worker's own
+        if look:  # now, while they are this worker's own
             pile.look_for_bad(numbers)
         else:
             pile.unseen = True

@@ -104,11 +104,12 @@ class Overlap:
                 body.copy_(copy)
         elif pile.before is not None:
             torch._foreach_copy_(pile.flats.views, pile.before.flats.views)
-            pile.used = list(pile.before.used)
+            pile.used, pile.bad_parameter = list(pile.before.used), None
+            pile.look_for_bad()
         else:
             pile.blank = False
             pile.zero()
-            pile.used = [False] * len(pile.used)
+            pile.used, pile.bad_parameter = [False] * len(pile.used), None
 
     def finished(self) -> None:
         """The round is over: nothing of it is needed any more."""

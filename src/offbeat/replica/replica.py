@@ -333,9 +333,10 @@ class Replica:
 
     def _pile_up(self, pile: Pile) -> None:
         if self.overlap.launched:
-            self.gather(pile, self.overlap.not_launched())
+            numbers: Sequence[int] = self.overlap.not_launched()
         else:
-            self.gradients.gather(pile, self._everything, look=self.engine.early is not None)
+            numbers = self._everything
+        self.gradients.gather(pile, numbers, look=False)
         self.overlap.counted()
         self._count(pile)
 

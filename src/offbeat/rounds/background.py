@@ -110,7 +110,8 @@ class Background(Service):
     def _run_in_lockstep(self) -> None:
         """The program comes to the next round of a lockstep, and runs it."""
         with self._state:
-            self._state.wait_for(lambda: not self._serving)
+            # Which write what this round takes.
+            self._state.wait_for(lambda: not (self._serving or self._folding))
             if self._ended:
                 return
             # Who has left needs no round: it is there for those who do.
@@ -173,7 +174,8 @@ class Background(Service):
 
     def _may_fold_now(self) -> bool:
         """Say whether the program is in no need of what folding changes; under lock."""
-        return not self._taking and not self._ended and (self._elsewhere or not self.followed)
+        taking = self._taking or self._in_round
+        return not taking and not self._ended and (self._elsewhere or not self.followed)
 
     def _to_fold(self) -> Iterator[Round]:
         while True:

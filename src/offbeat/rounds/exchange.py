@@ -15,14 +15,19 @@ once more, on every worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 
 from offbeat.rounds.header import Header, Share, Shares, read
-from offbeat.rounds.layout import Layout
+from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
 from offbeat.worlds.base import Channel, Work, World
+
+Write = Callable[[int, Flats, float, bool], Iterator[None]]
+"""Writes what a worker gives to a round, times a weight: stops after every bucket. The last
+argument says whether the program waits for that round, and changes nothing meanwhile."""
 
 
 class Early(Protocol):
@@ -58,6 +63,17 @@ class SumOverAll:
         """Send the next bucket of the next round on its way; never the last one."""
         tensor = pile.flats.tensors[len(self._under_way)]
         self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
+
+    def see_and_launch(self, pile: Pile) -> None:
+        """See whether the next bucket is finite, and launch it, if it is not the last one.
+
+        So the first one travels while the others are looked at.
+        """
+        buckets, number = pile.layout.buckets, len(self._under_way)
+        pile.look_for_bad(buckets[number].parameters)
+        pile.unseen = number < len(buckets) - 1
+        if pile.unseen:
+            self.launch(pile)
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Exchange a pile, of which some buckets may be under way; what everyone says of it.

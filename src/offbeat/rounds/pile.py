@@ -46,7 +46,7 @@ class Pile:
         self.bad_parameter: int | None = None
         """The first one whose gradient was NaN or infinite, of those that were looked at."""
         self.unseen = False
-        """Whether gradients were piled up that nobody has looked at."""
+        """Whether gradients were piled up that nobody has looked at: the round's exchange does."""
         self.written = False
         """Whether the buffer has been written, where that is left to the last moment."""
         self.unit = 1.0
@@ -55,14 +55,12 @@ class Pile:
 
     def look_for_bad(self, numbers: Iterable[int] | None = None) -> None:
         """See whether the sums of these parameters, or of all, are finite: whole buckets."""
-        self.unseen = False
-        if self.bad_parameter is not None:
-            return
         numbers = range(len(self.layout.slots)) if numbers is None else tuple(numbers)
         buckets = self.layout.buckets_of(numbers)
         if not all(isfinite(self.flats.bodies[bucket].sum().item()) for bucket in buckets):
-            bad = (number for number in numbers if not self.flats.views[number].isfinite().all())
-            self.bad_parameter = next(bad, None)
+            known = len(self.layout.slots) if self.bad_parameter is None else self.bad_parameter
+            bad = [n for n in numbers if n < known and not self.flats.views[n].isfinite().all()]
+            self.bad_parameter = min(bad, default=self.bad_parameter)
 
     @property
     def batch_per_step(self) -> float:

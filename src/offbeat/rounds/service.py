@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Iterator
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
-from offbeat.rounds.exchange import Early, SumOverAll
+from offbeat.rounds.exchange import Early, SumOverAll, Write
 from offbeat.rounds.header import AWAY, HERE, PAUSED, Share, Shares
-from offbeat.rounds.layout import Flats, Layout
+from offbeat.rounds.layout import Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
 from offbeat.rounds.round import Merge, Round
@@ -60,8 +60,8 @@ class Service:
         # measured; it must be the same pure function on every worker.
         header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
         self._exchange = SumOverAll(world, world.channel(place), layout, header)
-        self.write: Callable[[int, Flats, float], None] | None = None
-        """Writes what a round takes, times weight, when it takes it; else `contribute` does."""
+        self.write: Write | None = None
+        """Writes what a round takes when it takes it; else `contribute` does."""
         self.weight: Callable[[Pile], float] = lambda pile: pile.samples
         self.early: Early | None = None
         self.fold: Callable[[Iterator[Round]], None] | None = None
@@ -189,14 +189,14 @@ class Service:
         filled = pile.micro_batches if self.write is None else pile.written
         if not filled and not self._exchange.launched:
             pile.zero()
-        if pile.unseen:  # not by the program: it has better things to do
-            pile.look_for_bad()
-        share.bad = pile.bad_slot
         if self._choose is not None:
             square = pile.square / pile.samples**2 if pile.samples else 0.0
             share.notes = (*share.notes, self._seconds, square, self._exchange_s)
         if self.early is not None:
             share.changed = self.early.keep(pile, here=share.presence == HERE)
+        while pile.unseen:  # by the program: it has better things to do
+            self._exchange.see_and_launch(pile)
+        share.bad = pile.bad_slot
 
         shares = self._exchange.reduce(pile, share)
         while shares.changed:
@@ -258,8 +258,11 @@ class Service:
         """
         if self.write is not None and pile.samples and not pile.written:
             self.piles.furnish(pile)
-            self.write(self._offset + self._started, pile.flats, self.weight(pile))
-            pile.written = pile.unseen = True
+            number, weight = self._offset + self._started, self.weight(pile)
+            for _ in self.write(number, pile.flats, weight, self._in_round):
+                if self._in_round:  # the next bucket is written while this one travels
+                    self._exchange.see_and_launch(pile)
+            pile.written, pile.unseen = True, not self._in_round
 
     def _share_of(self, pile: Pile, round: int) -> Share:
         """What this worker's part of the header says."""

@@ -53,8 +53,7 @@ class JobStore:
     def control(self) -> base.Control:
         """Connect; once in every process."""
         place = os.getpid(), self
-        if place not in _connected:
-            _connected.clear()
+        if place not in _connected:  # a forked process finds those of its parent, and lets them be
             _connected[place] = _Control(self)
         return _connected[place]
 
