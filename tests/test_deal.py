@@ -561,7 +561,9 @@ def test_workers_that_deal_different_things_are_told_so(settings: Any, words: st
         dataset = data(mine.pop("samples", 20))
         trained(offbeat.Deal(dataset, **mine), dataset)
 
-    with pytest.raises(DisagreementError, match=f"workers disagree about {words}.*the same Deal"):
+    with pytest.raises(
+        DisagreementError, match=f"workers disagree about {words}.*must deal the same data"
+    ):
         offbeat.run(worker, cluster(1.0, 1.0, 0.5))
 
 

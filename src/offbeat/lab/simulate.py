@@ -37,7 +37,6 @@ from types import CodeType, ModuleType
 from typing import Any, TextIO
 
 import torch
-import torch.distributed as dist
 from rich.table import Table
 from rich.text import Text
 
@@ -247,8 +246,7 @@ class _Attached(list[Closeable]):
 
     def append(self, thing: Closeable) -> None:
         super().append(thing)
-        if not dist.is_initialized():  # on real processes offbeat makes one, too
-            dist.init_process_group()
+        stand_ins.make_process_group()
         if isinstance(thing, Attachment):
             self.ever.append(thing)
             self._simulation.algorithm = self._simulation.algorithm or thing.algorithm

@@ -41,6 +41,12 @@ _NOT_SIMULATED = tuple(
 )
 
 
+def make_process_group() -> None:
+    """Have a default one from here on: on real processes attach() makes one, too."""
+    if not dist.is_initialized():
+        dist.init_process_group()
+
+
 @contextmanager
 def installed() -> Iterator[None]:
     """Put the stand-ins in place; outside of virtual workers everything is as ever."""
