@@ -29,7 +29,8 @@ from offbeat.lab import contestants, tuning, verdict
 from offbeat.lab.goals import Target, Until
 from offbeat.lab.progress import Lines
 from offbeat.lab.race import Race, Result
-from offbeat.lab.train import Outcome, WorkerFailed
+from offbeat.lab.train import WorkerFailed
+from offbeat.lab.watching import Outcome
 from offbeat.records import Line, read
 from offbeat.report import measured, rows
 

@@ -26,7 +26,8 @@ from offbeat.clusters import Cluster
 from offbeat.errors import WorkerLostError
 from offbeat.lab import tasks
 from offbeat.lab.contestants import Contestant
-from offbeat.lab.train import Outcome, Plan, Shared, Tell, WorkerFailed, train
+from offbeat.lab.train import WorkerFailed, train
+from offbeat.lab.watching import Outcome, Plan, Shared, Tell
 from offbeat.testing import job_variables
 
 _VERDICT_S = 5.0

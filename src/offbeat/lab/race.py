@@ -28,7 +28,8 @@ from offbeat.lab.goals import Target, Until
 from offbeat.lab.progress import Progress
 from offbeat.lab.runners import Real, Virtual
 from offbeat.lab.tasks import Task
-from offbeat.lab.train import Outcome, Plan, WorkerFailed
+from offbeat.lab.train import WorkerFailed
+from offbeat.lab.watching import Outcome, Plan
 from offbeat.records import Line, Sink
 
 WorldName = Literal["virtual", "real"]

@@ -20,7 +20,8 @@ from offbeat.errors import ReportError
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.processes import Job, Pool
 from offbeat.lab.progress import Progress
-from offbeat.lab.train import Outcome, Shared, WorkerFailed, train
+from offbeat.lab.train import WorkerFailed, train
+from offbeat.lab.watching import Outcome, Shared
 from offbeat.records import Sink
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from offbeat.errors import NonFiniteGradientError
 from offbeat.lab.goals import Target
-from offbeat.lab.train import Outcome, WorkerFailed
+from offbeat.lab.train import WorkerFailed
+from offbeat.lab.watching import Outcome
 
 SEED = 1_000_000
 """A race has its seeds below."""

@@ -97,7 +97,7 @@ class Overlap:
         if self._from_gradients:
             micro_batches, pile.micro_batches = pile.micro_batches, 0
             pile.bad_parameter = None
-            self._replica.gather(pile, range(len(self._layout.slots)))
+            self._replica.gradients.gather(pile, range(len(self._layout.slots)), look=True)
             pile.micro_batches = micro_batches
         elif self._copies:
             for body, copy in zip(pile.flats.bodies, self._copies, strict=True):
@@ -148,7 +148,7 @@ class Overlap:
                 return  # counted in an earlier backward, which no step has followed
             pile = replica.engine.apart() if not self._taken else replica.engine.piles.growing
             self._taken_samples = replica.samples
-            replica.gather(pile, parameters)
+            replica.gradients.gather(pile, parameters, look=True)
             for taken in parameters:
                 grad = cast(Tensor, replica.parameters[taken].grad)
                 self._taken[taken] = replica.parameters[taken].grad = torch._lazy_clone(grad)

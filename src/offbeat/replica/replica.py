@@ -327,10 +327,6 @@ class Replica:
         if not self.step:
             self.round_began = self.compute_began
 
-    def gather(self, pile: Pile, numbers: Sequence[int]) -> None:
-        """Add the gradients of these parameters to a pile, and look whether they are finite."""
-        self.gradients.gather(pile, numbers, look=True)
-
     def _pile_up(self, pile: Pile) -> None:
         if self.overlap.launched:
             numbers: Sequence[int] = self.overlap.not_launched()

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
 from offbeat.rounds.round import Round
-from offbeat.rounds.service import GRACE_S, Service
+from offbeat.rounds.service import Service
+from offbeat.rounds.state import GRACE_S
 
 PATIENCE_S = 2e-2
 """How long a worker that is away may be wanted by a lockstep before its background comes."""

@@ -1,0 +1,176 @@
+"""What a worker's program (engine.py) and its backgrounds (background.py) share, under one lock.
+
+Also what follows from it at once: what must be there for the next round, and what this worker has
+to say of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from offbeat.rounds import told
+from offbeat.rounds.arrivals import Arrivals
+from offbeat.rounds.bells import Bells
+from offbeat.rounds.exchange import Early, SumOverAll, Write
+from offbeat.rounds.header import AWAY, HERE, Share
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.log import Log
+from offbeat.rounds.pile import Pile, Piles
+from offbeat.rounds.round import Merge, Round
+from offbeat.rounds.start import Measured, Rules, Start
+from offbeat.worlds.base import Activity, World
+
+GRACE_S = 2e-3
+"""How long a worker may be away, or wait, before it says so."""
+
+
+class State:
+    """One worker's part in the rounds of one layout."""
+
+    # Python is slow to find the attributes of an object that has more than 30 of them without this.
+    __slots__ = (
+        *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
+        *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
+        *("early", "fold", "followed", "may_fold", "merge", "weight", "write"),
+        *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
+        *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
+        *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
+        *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
+        *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
+        *("_wanted", "_wants_room"),
+    )
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        place: str,
+        layout: Layout,
+        rules: Rules,
+        notes: int,
+        rates: int,
+        choose: Callable[[Measured], int] | None,
+    ) -> None:
+        self._world = world
+        self._name = name
+        self._place = place
+        self._rules = rules
+        self._choose = choose
+        # `choose` sets after every round how many must be on time for the next one, from what was
+        # measured; it must be the same pure function on every worker.
+        header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
+        self._exchange = SumOverAll(world, world.channel(place), layout, header)
+        self.write: Write | None = None
+        """Writes what a round takes when it takes it; else `contribute` does."""
+        self.weight: Callable[[Pile], float] = lambda pile: pile.samples
+        self.early: Early | None = None
+        self.fold: Callable[[Iterator[Round]], None] | None = None
+        """Applies rounds to something other than the parameters: see log.py."""
+        self.may_fold: Callable[[Round], bool] = lambda each: each.bad is None
+        """Whether a round can be folded: not one that makes the program raise."""
+        self.followed = False
+        """Whether the program wants to hear of every round, and what it does then is its own."""
+        self.merge: Merge | None = None
+        """What the program does with a round; the others' first rounds may end before it is set."""
+        self._state = world.condition(f"a round of {name!r}")
+        # All below is shared by the program and the backgrounds, under _state.
+        self.piles = Piles(layout, header.room)
+        self.log = Log(self.piles)
+        self._taking = self._folding = False
+        self._wants_room = False  # a background waits for the program to take from the log
+        self.gave_s = world.now()
+        """When a round took this worker's pile for the last time."""
+        self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
+        self._steps = 0  # contributions of this worker
+        self._made = 0  # of them, those that it has not told the others of
+        self._ends = False  # it asks all to end their loops
+        self._started = 0  # rounds that have taken this worker's pile
+        self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
+        self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
+        self._on_time_for = -1
+        self._comes = False  # it has come to the next round of a lockstep
+        self._says_later = False  # it arrives when it has applied the rounds at hand
+        self._rates: tuple[float, ...] = ()
+        self._notes: tuple[float, ...] = ()
+        self._seconds = self._exchange_s = 0.0
+        self._called = False  # a round has started, and waits for the program's next boundary
+        self._awaits = 0  # rounds that the program waits for; until then it piles up nothing
+        self._waits_since: float | None = None
+        self._overdue = False
+        self._presence = HERE
+        self._away_since: float | None = None
+        self._told_away = False
+        self._elsewhere = False  # away, and in nothing of its own: it waits for others
+        self._stays = False  # in lockstep: it is known to be away for longer
+        self._absent: dict[int, int] = {}  # in lockstep: who is away, from which round on
+        self._wanted = -1  # in lockstep: the round that somebody has asked for
+        self._in_round = False  # in lockstep: the program is in the next round
+        self._serving = False  # in lockstep: the background is, since the program is away
+        self._settled = False  # all are paused, or have left
+        self._paused = 0
+        self._resumed = ""  # the key of the latest pause
+        self._ended = False  # all have left
+        self._offset = 0  # rounds before this engine began, less those without a number
+        self._quorum = told.quorum_of(rules.quorum, world.size)
+        self._arrivals = Arrivals(world, place, rules, self._first_start())
+        self._bells = Bells(world, place)
+        self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
+        self._stirred = False  # the messenger has something to look at
+        self._activities: list[Activity] = []
+
+    # --- what must be there for the next round ---------------------------------------------
+
+    def _first_start(self) -> Start:
+        everyone = self._world.members
+        due = frozenset(everyone if self._rules.max_staleness_rounds == 0 else ())
+        return self._start_of(0, everyone, due)
+
+    def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
+        # A worker that has left brings nothing more: the samples may never be enough.
+        least = self._rules.least_samples if len(active) == self._world.size else 0.0
+        return told.start(round, self._quorum, self._offset + round, active, due, least)
+
+    # --- arrivals; under lock ----------------------------------------------------------------
+
+    def _knows_start(self) -> bool:
+        """Whether it is known who must be there for the next round."""
+        return self._started == self.log.completed and not self._ended and not self._settled
+
+    def _has_arrived(self) -> bool:
+        """Whether the others have been told that this worker is on time for the next round."""
+        return self._knows_start() and self._arrivals.on_time
+
+    def _to_say(self) -> tuple[Start, int]:
+        """What the program has to announce itself, if anything; or stir the messenger to do so."""
+        rules, arrivals = self._rules, self._arrivals
+        if rules.lockstep:
+            return arrivals.start, 0
+        if not rules.by_messenger:
+            return arrivals.start, self._arrives()
+        if rules.bounded or self._outbox or self._standing() != arrivals.announced:
+            self._stir()
+        return arrivals.start, 0
+
+    def _arrives(self) -> int:
+        """What to add to the counter of arrivals, which is to follow."""
+        arrivals, before = self._arrivals, self._arrivals.announced
+        arrivals.announced = self._standing()
+        return arrivals.announced - before
+
+    def _standing(self) -> int:
+        """What the counter of arrivals should hold of this worker."""
+        arrivals, presence = self._arrivals, self._presence
+        if not self._knows_start() or self._rules.lockstep:
+            return arrivals.announced
+        since = self._waits_since
+        return arrivals.standing(
+            on_time=self._on_time_for == arrivals.start.round or self._overdue,
+            waits=since is not None and self._world.now() >= since + GRACE_S,
+            given=bool(arrivals.start.due) and self.piles.micro_batches > 0,
+            presence=HERE if presence == AWAY and not self._told_away else presence,
+        )
+
+    def _stir(self) -> None:
+        """Have the messenger look; under lock."""
+        self._stirred = True
+        self._state.notify_all()
