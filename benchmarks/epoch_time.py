@@ -42,7 +42,7 @@ from offbeat.lab import digits
 
 STEP_S = 0.030
 BATCH = 15
-SAMPLES = 1440  # of each epoch: 96 batches, which two and four ranks share evenly
+SAMPLES = 1380  # of each epoch: 92 batches, which two and four ranks share evenly
 RATE, MOMENTUM = 0.05, 0.9
 STALL_SHARE, STALL_STEPS = 0.1, 10
 TARGETS = {"2:1": 1.4, "1:1:0.5:0.5": 1.38, "balanced": 0.98}
