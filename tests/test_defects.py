@@ -208,6 +208,7 @@ def test_learning_rates_that_the_loop_sets_belong_to_the_round(
         )
 
 
+@pytest.mark.filterwarnings("ignore::offbeat.errors.PortingWarning")
 @pytest.mark.parametrize("algorithm", ["EagerSGD('solo')", "ABSSGD()", "NonblockingSGD(4)"])
 def test_a_momentum_that_a_scheduler_changes_belongs_to_the_round_too(
     uneven_speeds: str, algorithm: str

@@ -171,7 +171,7 @@ def test_the_end_says_what_a_fixed_share_of_data_has_cost(caplog: pytest.LogCapt
         fast, slow = offbeat.run(lambda: _uneven(offbeat.ABSSGD()), two).results
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("worker 0 waited 20.0 s at the end for worker 1, which had about 10")
-    assert "offbeat.Deal" in line
+    assert "deal the data (offbeat.Deal), or end by dp.until(...)" in line
     assert (fast.join_wait_s, fast.waited_for) == (20.0, 1)
     assert (slow.join_wait_s, slow.waited_for) == (0.0, None)
 
@@ -266,6 +266,29 @@ def test_nobody_waits_for_a_worker_that_looks() -> None:
     assert max(ended[1:]) < 100
 
 
+def test_synchronous_workers_wait_for_one_that_looks() -> None:
+    """As with DDP: nothing of the training depends on how long an evaluation takes."""
+
+    def train(looks: bool) -> tuple[list[torch.Tensor], int, float]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt) as dp:
+            for step in range(10):
+                opt.zero_grad()
+                loss(model, dp.rank, step).backward()
+                opt.step()
+                if looks and (dp.rank, step) == (0, 3):
+                    with dp.agreed():
+                        _sleep(1000.0)
+        return parameters(model), dp.stats().rounds, dp.seconds
+
+    looked = offbeat.run(lambda: train(True), FOUR).results
+    plain = offbeat.run(lambda: train(False), FOUR).results
+    assert all(same(mine, other) for (mine, *_), (other, *_) in zip(looked, plain, strict=True))
+    assert [rounds for _, rounds, _ in looked] == [10] * 4
+    assert min(seconds for *_, seconds in looked) > 1000
+
+
 def _sleep(seconds: float) -> None:
     world = enter_world()
     world.sleep_until(world.now() + seconds)
@@ -351,6 +374,7 @@ def test_an_unknown_way_to_step_a_scheduler_is_refused() -> None:
         offbeat.attach(model, sgd(model), schedule_by="epochs")  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore::offbeat.errors.PortingWarning")
 def test_a_scheduler_by_steps_is_as_if_stepped_in_the_loop() -> None:
     def train(hand: bool) -> list[torch.Tensor]:
         model = net()

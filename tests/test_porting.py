@@ -308,11 +308,54 @@ def _plateau(optimizer: torch.optim.Optimizer) -> Any:
     return lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
+def _once(optimizer: torch.optim.Optimizer, step: int, dp: object) -> None:
+    if step == 3:
+        optimizer.param_groups[0]["lr"] = 0.01
+
+
 @pytest.mark.parametrize(
     "made", [lambda opt: lr_scheduler.StepLR(opt, 100), _plateau], ids=["step", "plateau"]
 )
-def test_where_there_is_a_scheduler_of_torch_nothing_is_said(made: Callable[..., Any]) -> None:
-    assert run(offbeat.EagerSGD(), before=by_hand, made=made) == []
+def test_where_there_is_a_scheduler_that_goes_by_epochs_nothing_is_said(
+    made: Callable[..., Any],
+) -> None:
+    assert run(offbeat.EagerSGD(), before=_once, made=made) == []
+
+
+def _with_scheduler(algorithm: offbeat.Algorithm, every: int) -> Heard:
+    def train() -> None:
+        model = net()
+        optimizer = sgd(model)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        with offbeat.attach(model, optimizer, algorithm):
+            for step in range(9):
+                optimizer.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                optimizer.step()  # scheduled
+                if (step + 1) % every == 0:
+                    scheduler.step()
+
+    with heard() as found:
+        offbeat.run(train, "uniform-8", workers=4)
+    return found
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_scheduler_stepped_in_the_loop_is_named_once_where_workers_step_unevenly(
+    name: str,
+) -> None:
+    ((file, line, words),) = _with_scheduler(UNEVEN[name](), every=1)
+    assert (file, line) == (__file__, line_of("scheduled"))
+    assert "offbeat.attach(..., scheduler=scheduler)" in words
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_scheduler_stepped_in_the_loop_is_right_where_all_step_alike(name: str) -> None:
+    assert _with_scheduler(EVEN[name](), every=1) == []
+
+
+def test_a_scheduler_stepped_by_epochs_is_right_with_every_method() -> None:
+    assert _with_scheduler(offbeat.EagerSGD(), every=3) == []
 
 
 def test_a_scheduler_that_offbeat_steps_is_not_named() -> None:

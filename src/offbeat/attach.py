@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Self
 
 from torch import nn
@@ -174,11 +174,13 @@ class Attachment(Attached):
         """Evaluate or save in this block: the model is as of the newest round, and stays so.
 
         It has all rounds that were made so far, and none of this worker's own steps since. The
-        others go on meanwhile: this worker is away.
+        others go on meanwhile: this worker is away. Not with a method in which everybody waits for
+        everybody: there they wait, as with DistributedDataParallel. `away()` is for both.
         """
         self._check_between("agreed")
         self._catch_up()
-        with self._away("agreed"), self._replica.agreed():
+        goes = not self._replica.engine.lockstep
+        with self._away("agreed", goes=goes), self._replica.agreed():
             yield
 
     @contextmanager
@@ -195,13 +197,14 @@ class Attachment(Attached):
             yield
 
     @contextmanager
-    def _away(self, verb: str, *, elsewhere: bool = False) -> Iterator[None]:
+    def _away(self, verb: str, *, elsewhere: bool = False, goes: bool = True) -> Iterator[None]:
         if self._closed or self._in_step or (self._away_by and not elsewhere):
             yield
             return
         before, self._away_by = self._away_by, self._away_by or verb
+        away = self._replica.engine.away(elsewhere=elsewhere) if goes else nullcontext()
         try:
-            with self._replica.engine.away(elsewhere=elsewhere):
+            with away:
                 yield
         finally:
             self._away_by = before

@@ -82,6 +82,6 @@ def note_join(world: World, channel: Channel, stats: Stats, took_s: float, serve
     if longest == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
         logger.warning(
             "worker %d waited %.1f s at the end for worker %d, which had about %d steps left: "
-            "deal the data to use that time (offbeat.Deal, see %s)",
+            "to use that time, deal the data (offbeat.Deal), or end by dp.until(...); see %s",
             *(world.rank, waited_s, last, left, _PORTING),
         )

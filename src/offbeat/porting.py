@@ -2,10 +2,11 @@
 
     clip_grad_norm_         clips this worker's own gradient; with DDP, the mean
     a rate set by hand      from a count of one's own steps; with DDP all make equally many
+    scheduler.step()        after every step of one's own: likewise
 
 Each is said once, by worker 0, as a `PortingWarning` that names the program's line and what to
 write instead. Once in a process, or in a virtual run. Nobody is told what does not concern it: one
-worker alone, a method that clips or steps as DDP does, a scheduler of torch's.
+worker alone, a method that clips or steps as DDP does, a scheduler that goes by epochs.
 
 Clipping is noticed however its function was imported, by what torch's functions look up themselves
 in their module: that is replaced while something is attached whose gradients it would be about. In
@@ -52,6 +53,7 @@ class Porting:
         self._moves = replica.shift is not None
         self._rates: list[float] | None = None
         self._groups: object = None
+        self._changes = 0  # steps in a row before which a scheduler has set another rate
         told = replica.world.rank == 0 and replica.world.size > 1
         self._sees_rates = told and not scheduled and not replica.engine.even
         # Where workers make steps of their own, they clip their own gradients: rightly.
@@ -73,10 +75,16 @@ class Porting:
         left, self._rates = self._rates, None
         if left is None or self._groups is not self._optimizer.param_groups:
             return
-        if _rates(self._optimizer) != left:
+        if _rates(self._optimizer) == left:
+            self._changes = 0
+        elif _has_scheduler(self._optimizer):
+            self._changes += 1
+            if self._changes == 2:  # by step, not by epoch
+                self._sees_rates = False
+                self._say("scheduler", self._words_on_schedulers(), sys._getframe(1))
+        else:
             self._sees_rates = False
-            if not _has_scheduler(self._optimizer):
-                self._say("rates", self._words_on_rates(), sys._getframe(1))
+            self._say("rates", self._words_on_rates(), sys._getframe(1))
 
     def after_step(self) -> None:
         """Remember what there is now."""
@@ -92,6 +100,14 @@ class Porting:
             f"between them, and {use}. Set it from dp.ticks, which counts as many rounds as "
             "synchronous workers would have made by now, or hand a scheduler to "
             f"offbeat.attach(..., scheduler=scheduler). {_SILENCE}"
+        )
+
+    def _words_on_schedulers(self) -> str:
+        return (
+            "a scheduler is stepped after every step. With this method workers make different "
+            "numbers of steps, so it runs ahead on a fast one, past its end if need be. Remove "
+            "scheduler.step(), and write offbeat.attach(..., scheduler=scheduler): then it ends "
+            f"where it does with DistributedDataParallel. {_SILENCE}"
         )
 
     # --- clipping --------------------------------------------------------------------------

@@ -98,6 +98,16 @@ class Deal(Sampler[list[int]]):
         return Draws(Turn(Loading.of_caller(), self._begin))
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of one worker; None where a `batch_sampler` decides it."""
+        return None if self._batch_sampler is not None else self._batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether samples that do not fill a batch are left out."""
+        return self._drop_last
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next iteration; after `load_state_dict`, the one that was saved."""
         return self._seat().epoch

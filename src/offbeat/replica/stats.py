@@ -48,7 +48,7 @@ class Stats:
     """The last of them; None before the end, or if it was this one."""
     replicas_identical: bool | None = None
     """Whether all workers held the same bits at the end; None before the end."""
-    history: deque[RoundStats] = field(default_factory=lambda: deque(maxlen=4096))
+    history: deque[RoundStats] = field(default_factory=lambda: deque(maxlen=4096), repr=False)
 
     @property
     def utilization(self) -> float:

@@ -88,6 +88,11 @@ class Engine(Presence):
             self.begin()
 
     @property
+    def lockstep(self) -> bool:
+        """Whether everybody waits for everybody in every round."""
+        return self._rules.lockstep
+
+    @property
     def even(self) -> bool:
         """Whether workers come to every round after as many steps."""
         return self._rules.even
