@@ -30,11 +30,10 @@ import torch.multiprocessing
 from torch.distributed import TCPStore
 
 from offbeat.testing import job_variables
+from offbeat.testing.running import PRELOADED
 
 START_S = 90.0
 """How long the start of processes may take, on a busy machine."""
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
-"""The first optimizer of a process imports dynamo, which takes longer than torch."""
 DUMP_S = 1.0
 """How long stuck workers have to write their stacks before they are killed."""
 

@@ -1,7 +1,11 @@
-"""Functions on real processes, as torchrun would start them."""
+"""Functions on real processes, as torchrun would start them.
+
+They are forked from a server that has imported torch, which takes longer than most tests.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import shutil
@@ -17,6 +21,9 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
+"""The first optimizer of a process imports dynamo, which takes longer than torch."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,8 @@ def processes(
     `time_out_s` is killed, and counts as an error.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    spawning = torch.multiprocessing.get_context("spawn")
+    spawning = torch.multiprocessing.get_context("forkserver")
+    spawning.set_forkserver_preload(PRELOADED)
     began, children = time.monotonic(), []
     folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
     for rank in range(workers):
@@ -112,6 +120,7 @@ def _child(
             ended = pickle.dumps((None, RuntimeError(words)))
     result.with_suffix(".part").write_bytes(ended)
     result.with_suffix(".part").rename(result)
+    atexit._run_exitfuncs()  # a process that was forked does not, and a script's would
 
 
 def _result(file: Path) -> tuple[Any, BaseException | None]:
