@@ -40,14 +40,20 @@ def test_a_seed_always_gives_the_same_script() -> None:
 
 
 def test_a_campaign_draws_everything_there_is() -> None:
-    scripts = [draw(seed) for seed in range(300)]
+    scripts = [draw(seed) for seed in range(400)]
     assert len({script.algorithm for script in scripts}) > 30
     assert {name for script in scripts for name in script.per_epoch} == set(COLLECTIVES)
     assert {script.per_step for script in scripts} == {None, *COLLECTIVES}
     assert {script.scheduler for script in scripts} == {None, *SCHEDULERS}
     assert {script.stepped for script in scripts} == {None, "step", "epoch", "attach"}
     assert {script.rate_from for script in scripts} == {None, "step", "round"}
-    assert {script.evaluation for script in scripts} == {None, "away", "plain", "barrier"}
+    assert {script.evaluation for script in scripts} == {
+        *(None, "away", "agreed", "plain", "barrier")
+    }
+    assert {script.data for script in scripts} == {
+        *("share", "dealt", "dealt by processes", "rounds")
+    }
+    assert {script.follows for script in scripts} == {True, False}
     assert {script.pair for script in scripts} == {None, "encoder and head", "gan"}
     assert {script.call for script in scripts} == {"step()", "step(None)", "step(closure)"}
     assert any(script.leaves for script in scripts)
@@ -59,7 +65,8 @@ def _ended(rank: int, **other: Any) -> Ended:
     stats = offbeat.Stats(rank, steps=3, rounds=3, computed_samples=3.0, applied_samples=3.0)
     stats.replicas_identical = other.pop("identical", True)
     stats.applied_samples -= other.pop("lost", 0.0)
-    return Ended(rank, {"hashes": ["a"], "stats": [stats], "distance": None, **other})
+    usual = {"hashes": ["a"], "averages": ["c"], "dealt": [], "distance": None}
+    return Ended(rank, {**usual, "stats": [stats], **other})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,7 @@ def _ended(rank: int, **other: Any) -> Ended:
     [
         (_ended(2), "right"),
         (_ended(2, hashes=["b"]), "replicas differ"),
+        (_ended(2, averages=["d"]), "moving averages differ"),
         (_ended(2, identical=False), "replicas differ"),
         (_ended(2, identical=None), "replicas differ"),
         (_ended(2, lost=1.0), "samples lost"),

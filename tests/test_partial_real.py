@@ -76,6 +76,8 @@ def _schedule(seed: int, workers: int) -> Schedule:
             tuple(sorted(draw.randint(0, count) for _ in range(metrics))) for count in counts
         ),
         stays=((),) * workers,
+        looks=((),) * workers,
+        followed=False,
         plans=(
             Plan(
                 "real",
