@@ -34,6 +34,15 @@ def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
+def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers of which a mean over workers means something: running statistics."""
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and buffer.dtype.itemsize > 1 and buffer.numel()
+    }
+
+
 def average_buffers(channel: Channel, model: nn.Module) -> None:
     """Running statistics see only their own worker's data: take the mean over workers."""
     for buffer in model.buffers():

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.algorithm import Algorithm
-from offbeat.alike import broadcast, named_parameters
+from offbeat.alike import averaged_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.ending import note_join
 from offbeat.errors import DetachedError
@@ -90,6 +90,7 @@ class Attached(ABC):
             bucket_bytes,
             clip_norm,
             scheduled=schedule.alike,
+            buffers=averaged_buffers(model),
         )
         self._followers = Followers(model, self._replica)
         self._apply = Applier(

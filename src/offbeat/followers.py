@@ -65,7 +65,7 @@ class Followers:
         if self._stand_in is None:
             copies: dict[int, Tensor] = {}
             model = deepcopy(self._model, copies)
-            self._stand_in = model, [copies.get(id(it)) for it in self._replica.parameters]
+            self._stand_in = model, [copies.get(id(it)) for it in self._replica.tensors]
         model, mine = self._stand_in
         for copy, now in zip(mine, parameters, strict=True):
             if copy is not None:  # an optimizer may have parameters that the model has not

@@ -12,7 +12,7 @@ which the algorithm yields to have it applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -21,14 +21,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.merges import OwnStep, Shift, Step
-from offbeat.replica.devices import Devices
-from offbeat.replica.gradients import Gradients
+from offbeat.replica.micro_batch import MicroBatch
 from offbeat.replica.overlap import Overlap
-from offbeat.rounds import Arrival, Engine, Layout, Measured, Pile, Round, Rules
+from offbeat.rounds import (
+    Arrival,
+    Engine,
+    Exchange,
+    Layout,
+    Measured,
+    Pile,
+    Round,
+    Rules,
+    SumOverAll,
+)
 from offbeat.worlds import World
 
 
-class Replica:
+class Replica(MicroBatch):
     """A worker's gradients, as an algorithm sees them."""
 
     def __init__(
@@ -41,11 +50,13 @@ class Replica:
         bucket_bytes: int,
         clip_norm: float | None = None,
         scheduled: bool = False,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.world = world
+        """`buffers` of the model, which go with its parameters wherever models are averaged."""
+        layout = Layout(names, parameters, bucket_bytes)
+        super().__init__(world, layout)
         self.round = 0
         """Rounds that this replica knows of: all that came before are in its parameters."""
-        self.step = 0
         self.dropped_samples = 0.0
         self.arrival: Arrival = "on time"
         """What became of the latest micro-batch."""
@@ -54,13 +65,12 @@ class Replica:
         self.names = tuple(names)
         self.parameters = tuple(parameters)
         self._everything = range(len(self.parameters))
-        self.layout = Layout(names, parameters, bucket_bytes)
-        self.gradients = Gradients(self.layout, alone=world.size == 1)
-        self.devices = Devices(self.parameters)
+        self.layout = layout
+        self.tensors = layout.parameters
+        """What rounds change: the parameters; and the buffers, where models are averaged."""
+        self._bucket_bytes = bucket_bytes
+        self._buffers = dict(buffers or {})
         self.overlap = Overlap(self)
-        self.compute_began = world.now()
-        self.round_began = world.now()
-        """When this worker applied its latest round."""
         self.models = world.channel(name)  # the program's own, between rounds
         self.choose: Callable[[Measured], int] | None = None
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
@@ -71,9 +81,7 @@ class Replica:
         """Checkpoints that were loaded."""
         self._own = OwnStep(self.parameters, clip_norm)
         self._own_is_bad = False  # the latest own step was left out
-        self._charged_samples = 0.0
         self._dropped_s = 0.0  # of micro-batches that were dropped since one was not
-        self._computed_s: list[float] = []  # of each micro-batch since the last round
 
     # --- what an algorithm calls -----------------------------------------------------------
 
@@ -84,40 +92,46 @@ class Replica:
         notes: int = 0,
         choose: Callable[[Measured], int] | None = None,
         moves: Callable[[Pile], float] | None = None,
+        merge: type[Shift] = Shift,
+        exchange: type[Exchange] = SumOverAll,
         early: bool = False,
     ) -> None:
         """Have rounds start by these rules, from now on.
 
         `notes` says how many numbers every worker tells the others in every round. With `moves`,
-        rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each.
+        rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each;
+        `merge` says what a worker does with their mean. `exchange` says what travels to whom.
         With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
         self.choose = choose
         self.gradients.weighs = rules.divisor == "samples"
         rates = 0 if moves else len(self.step_merge.rates)
+        layout = self.layout if moves is None else self._with_buffers()
+        self.names, self.tensors = layout.names, layout.parameters
         engine = Engine(
             self.world,
             self.name,
-            self.layout,
+            layout,
             rules,
             notes=notes,
             rates=rates,
             choose=choose,
+            exchange=exchange,
             begin=False,
         )
         self.overlap.on &= early
         engine.early = self.overlap if self.overlap.on else None
         engine.merge = self.step_merge
         if moves is not None:
-            self.shift = engine.merge = Shift(self.layout, alone=self.world.size == 1)
+            self.shift = engine.merge = merge(layout, alone=self.world.size == 1)
             engine.write, engine.weight = self.shift.give, moves
             engine.piles.written_late = True
         self.engine = engine
 
-    @property
-    def samples(self) -> float:
-        """The weight of the micro-batch at hand."""
-        return self.gradients.samples
+    def _with_buffers(self) -> Layout:
+        """Parameters and buffers, of which an own step moves both."""
+        names, tensors = [*self.names, *self._buffers], [*self.parameters, *self._buffers.values()]
+        return Layout(names, tensors, self._bucket_bytes)
 
     def contribute(
         self,
@@ -143,11 +157,6 @@ class Replica:
         else:
             self._dropped_s = 0.0
         return self.arrival
-
-    @property
-    def seconds(self) -> float:
-        """What a micro-batch has taken on average since the last round."""
-        return sum(self._computed_s) / len(self._computed_s) if self._computed_s else 0.0
 
     @property
     def piled(self) -> int:
@@ -290,42 +299,12 @@ class Replica:
             self.shift.load_state_dict(state["shift"])
         self.overlap.on = state["overlap"]
 
-    # --- what attach calls: the micro-batch at hand ------------------------------------------
-
-    def declare_samples(self, samples: float) -> None:
-        gradients = self.gradients
-        if gradients.declared_samples and not gradients.any:
-            # Nothing to add to: what was declared went with gradients that no step has taken.
-            gradients.declared_samples = self._charged_samples = 0.0
-        gradients.declared_samples += samples
-
-    def computed(self) -> float:
-        """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
-        world, gradients = self.world, self.gradients
-        self.devices.finish()
-        world.sleep_until(self.compute_began + self.compute_s())
-        self.step += 1
-        self._charged_samples = gradients.declared_samples
-        gradients.brings = gradients.any
-        now = world.now()
-        computed_s, self.compute_began = now - self.compute_began, now
-        self._computed_s.append(computed_s)
-        return computed_s
-
-    def compute_s(self) -> float:
-        """Seconds that the modelled device needs for the micro-batch at hand."""
-        samples = self.gradients.declared_samples - self._charged_samples
-        return self.world.compute_s(self.step, samples or 1.0, self.compute_began)
-
     def stepped(self) -> None:
-        """The step is over: what follows is the next micro-batch."""
-        gradients = self.gradients
-        gradients.declared_samples = self._charged_samples = 0.0
-        gradients.brings = True
+        """The step is over."""
         self.overlap.reset()
-        self.compute_began = self.world.now()
-        if not self.step:
-            self.round_began = self.compute_began
+        super().stepped()
+
+    # --- onto the pile ----------------------------------------------------------------------
 
     def _pile_up(self, pile: Pile) -> None:
         if self.overlap.launched:

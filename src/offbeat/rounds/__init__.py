@@ -2,6 +2,7 @@
 
 from offbeat.rounds.agreement import agree
 from offbeat.rounds.engine import Arrival, Engine
+from offbeat.rounds.exchange import Exchange, SumOverAll
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.quorum import Quorum
@@ -13,6 +14,7 @@ from offbeat.rounds.start import Measured, Rules
 __all__ = [
     "Arrival",
     "Engine",
+    "Exchange",
     "Flats",
     "Layout",
     "Measured",
@@ -23,6 +25,7 @@ __all__ = [
     "Rates",
     "Round",
     "Rules",
+    "SumOverAll",
     "agree",
     "partial_all_reduce",
 ]

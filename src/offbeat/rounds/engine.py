@@ -42,6 +42,7 @@ from typing import Literal
 
 from offbeat.errors import ClosedError
 from offbeat.rounds.agreement import agree
+from offbeat.rounds.exchange import Exchange, SumOverAll
 from offbeat.rounds.header import HERE, LEFT, PAUSED
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.pile import Pile
@@ -69,6 +70,7 @@ class Engine(Presence):
         notes: int = 0,
         rates: int = 0,
         choose: Callable[[Measured], int] | None = None,
+        exchange: type[Exchange] = SumOverAll,
         begin: bool = True,
     ) -> None:
         """Without `begin`, that is left to the caller, who has more to set up before."""
@@ -83,7 +85,7 @@ class Engine(Presence):
             for name, tensor in zip(layout.names, layout.parameters, strict=True)
         ]
         agree(world, place, {"the name": name, **settings, "tensors": tensors})
-        super().__init__(world, name, place, layout, rules, notes, rates, choose)
+        super().__init__(world, name, place, layout, rules, notes, rates, choose, exchange)
         if begin:
             self.begin()
 

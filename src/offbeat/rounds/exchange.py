@@ -43,6 +43,25 @@ class Early(Protocol):
         """The round is over."""
 
 
+class Exchange(Protocol):
+    """What travels to whom; made alike on every worker."""
+
+    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None: ...
+
+    @property
+    def launched(self) -> int:
+        """How many buckets of the next round are under way."""
+
+    def launch(self, pile: Pile, not_before: float | None = None) -> None:
+        """Send the next bucket of the next round on its way."""
+
+    def see_and_launch(self, pile: Pile) -> None:
+        """See whether the next bucket is finite, and launch it, if it may go before the header."""
+
+    def reduce(self, pile: Pile, share: Share) -> Shares:
+        """Exchange a pile, in place; return what everyone says of its part."""
+
+
 class SumOverAll:
     """All-reduces of one layout's buckets, with a header."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
-from offbeat.rounds.exchange import Early, SumOverAll, Write
+from offbeat.rounds.exchange import Early, Exchange, Write
 from offbeat.rounds.header import AWAY, HERE, Share
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.log import Log
@@ -50,6 +50,7 @@ class State:
         notes: int,
         rates: int,
         choose: Callable[[Measured], int] | None,
+        exchange: type[Exchange],
     ) -> None:
         self._world = world
         self._name = name
@@ -59,7 +60,7 @@ class State:
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
         header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
-        self._exchange = SumOverAll(world, world.channel(place), layout, header)
+        self._exchange = exchange(world, world.channel(place), layout, header)
         self.write: Write | None = None
         """Writes what a round takes when it takes it; else `contribute` does."""
         self.weight: Callable[[Pile], float] = lambda pile: pile.samples
