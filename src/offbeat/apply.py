@@ -116,6 +116,7 @@ class Applier:
                 self._passed_by(each)
             else:
                 self._round = each
+                self._replica.changing()
                 if each.merge.begin(each):
                     return True
                 self._end()
@@ -125,6 +126,7 @@ class Applier:
         assert ended is not None
         assert ended.merge is not None
         ended.merge.end(ended)
+        self._replica.changed()
         self._note(ended)
         if not ended.merge.own:
             self._followers.applied(ended)
@@ -170,7 +172,9 @@ class Applier:
         self._replica.dropped_samples += mine
         if not merge.counts:  # own steps that are taken back
             self.stats.applied_samples -= mine
+        self._replica.changing()
         skip(bad)
+        self._replica.changed()
         self._passed_by(bad)
 
     def _tell_round(self, applied: Round, at_s: float) -> None:

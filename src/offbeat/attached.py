@@ -103,7 +103,7 @@ class Attached(ABC):
         algorithm.start(self._replica)
         self._replica.engine.fold = self._apply.fold
         self._replica.engine.may_fold = self._apply.may_fold
-        self._replica.engine.begin()
+        self._replica.begin()
 
         if (old := attached_to(optimizer)) is not None:
             old.detach()

@@ -24,7 +24,8 @@ its rounds, there is one more, for what they shift it by.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ class Shift:
 
     own = False
     counts = False  # the worker's own steps have applied its samples
+    common = True
+    """Whether all workers have the same base. If not, `read` tells what this worker's model is, and
+    whoever wants to know what they are together asks for their mean: see rounds/means.py."""
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Without a common base: what to hold while parameters change elsewhere than in a round."""
 
     def __init__(self, layout: Layout, alone: bool) -> None:
         self._layout = layout
@@ -200,12 +206,18 @@ class Shift:
         """Whether the base is in the parameters for a while."""
         return bool(self._hidden)
 
-    def show(self) -> bool:
-        """Have the base in the parameters, for a while; False if it is there already."""
+    def read(self, into: Flats) -> None:
+        """Write what this worker's model is, own moves and folded rounds included."""
+        _copy(self._hidden or self._parameters, into.views)
+        if self._owed is not None:
+            _add(into.bodies, self._owed.bodies, 1.0)
+
+    def show(self, agreed: Sequence[Tensor] | None = None) -> bool:
+        """Have the base, or something else, in the parameters for a while; False if it is there."""
         if self._hidden:
             return False
         self._hidden = [each.detach().clone() for each in self._parameters]
-        _copy(self._base.views, self._parameters)
+        _copy(self._base.views if agreed is None else agreed, self._parameters)
         return True
 
     def hide(self) -> None:

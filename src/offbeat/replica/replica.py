@@ -28,6 +28,7 @@ from offbeat.rounds import (
     Engine,
     Exchange,
     Layout,
+    Means,
     Measured,
     Pile,
     Round,
@@ -75,6 +76,7 @@ class Replica(MicroBatch):
         self.choose: Callable[[Measured], int] | None = None
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
         self.shift: Shift | None = None
+        self.means: Means | None = None
         self.engine: Engine
         self.name = name
         self.loads = 0
@@ -126,6 +128,9 @@ class Replica(MicroBatch):
             self.shift = engine.merge = merge(layout, alone=self.world.size == 1)
             engine.write, engine.weight = self.shift.give, moves
             engine.piles.written_late = True
+            if not merge.common:
+                self.means = Means(self.world, self.name, layout, self.shift.read)
+                self.shift.guard = self.means.guard
         self.engine = engine
 
     def _with_buffers(self) -> Layout:
@@ -221,6 +226,8 @@ class Replica(MicroBatch):
         yield from self.known(self.engine.leave())
         if self.shift is not None:
             self.shift.settled()
+        if self.means is not None:
+            self.means.end()
 
     def own_step(self) -> Round:
         """This worker's own gradient, as if it were a round: models drift until they are merged."""
@@ -244,6 +251,22 @@ class Replica(MicroBatch):
 
     # --- what attach calls: rounds -----------------------------------------------------------
 
+    def begin(self) -> None:
+        """The others' rounds may come from here on."""
+        self.engine.begin()
+        if self.means is not None:
+            self.means.begin()
+
+    def changing(self) -> None:
+        """A round is about to be applied."""
+        if self.means is not None:
+            self.means.changing()
+
+    def changed(self) -> None:
+        """It has been."""
+        if self.means is not None:
+            self.means.changed()
+
     def known(self, rounds: Iterator[Round]) -> Iterator[Round]:
         """Count rounds as the replica comes to know of them."""
         for each in rounds:
@@ -264,11 +287,17 @@ class Replica(MicroBatch):
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Have in the parameters what all rounds have made of them, and nothing of one's own."""
+        """Have in the parameters what all rounds have made of them, and nothing of one's own.
+
+        Or, where models are never all the same, the mean of them all.
+        """
         shown = False
         if self.shift is not None:
+            mean = None
+            if self.means is not None and not self.shift.shown:
+                mean = self.means.ask().views
             with self.engine.undisturbed():
-                shown = self.shift.show()
+                shown = self.shift.show(mean)
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from offbeat.rounds.agreement import agree
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.exchange import Exchange, SumOverAll
 from offbeat.rounds.layout import Flats, Layout
+from offbeat.rounds.means import Means
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.rates import Rates
@@ -17,6 +18,7 @@ __all__ = [
     "Exchange",
     "Flats",
     "Layout",
+    "Means",
     "Measured",
     "Merge",
     "Partial",
