@@ -16,10 +16,12 @@ from test_contract import ALGORITHMS, every_algorithm
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
 import offbeat
@@ -565,6 +567,36 @@ def test_workers_that_deal_different_things_are_told_so(settings: Any, words: st
         DisagreementError, match=f"workers disagree about {words}.*must deal the same data"
     ):
         offbeat.run(worker, cluster(1.0, 1.0, 0.5))
+
+
+@pytest.mark.parametrize("what", ["tensors", "a split", "labels"])
+def test_workers_with_other_data_of_the_same_length_are_told_so(what: str) -> None:
+    class Labelled(Dataset[Any]):
+        def __init__(self, rank: int) -> None:
+            self.targets = [rank] * 20
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("no sample is read to find out")
+
+    def worker() -> None:
+        rank = offbeat.rank()
+        mine: Dataset[Any]
+        if what == "tensors":
+            mine = TensorDataset(torch.arange(20.0) + rank)
+        elif what == "a split":
+            own = torch.Generator().manual_seed(rank)
+            mine, _ = random_split(TensorDataset(torch.arange(40.0)), [20, 20], own)
+        else:
+            mine = Labelled(rank)
+        model = torch.nn.Linear(1, 1)
+        with offbeat.attach(model, torch.optim.SGD(model.parameters())):
+            next(iter(offbeat.Deal(mine, 2)))
+
+    with pytest.raises(DisagreementError, match="workers disagree about what the data set holds"):
+        offbeat.run(worker, cluster(1.0, 1.0))
 
 
 def test_workers_that_are_in_different_epochs_are_told_so() -> None:

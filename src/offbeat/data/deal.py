@@ -18,12 +18,13 @@ Not for data that must stay where they are: on a worker's own disk, or with thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import IterableDataset, Sampler
 
-from offbeat.data import orders, runs
+from offbeat.data import marks, orders, runs
 from offbeat.data.loaders import Loading
 from offbeat.data.seat import Seat
 from offbeat.data.tickets import Tickets
@@ -163,6 +164,7 @@ class Deal(Sampler[list[int]]):
             **self._alike(),
             "the epoch": epoch,
             "the number of batches": len(batches),
+            "what the data set holds": self._mark,
             "what the sampler draws": batches.mark,
             "what is left of the epoch": runs.length(rest),
         }
@@ -182,6 +184,10 @@ class Deal(Sampler[list[int]]):
             "seed": self._seed,
             "drop_last": self._drop_last,
         }
+
+    @cached_property
+    def _mark(self) -> str:
+        return marks.mark(self._dataset)
 
     def _seat(self) -> Seat:
         """What this worker knows of its turns; virtual workers may share this very object."""
