@@ -40,9 +40,13 @@ def train(
     algorithm: offbeat.Algorithm | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     size: Callable[[int], int] | None = None,
+    data: Callable[[int], int] | None = None,
     **settings: Any,
 ) -> tuple[list[list[Tensor]], offbeat.Stats]:
-    """Train this worker; return its parameters after every step and at the end, and its stats."""
+    """Train this worker; return its parameters after every step and at the end, and its stats.
+
+    `data` says whose data a worker has; its own, if nothing does.
+    """
     rank = offbeat.rank()
     model = net(seed=rank)  # every worker starts elsewhere: attach takes over worker 0's
     opt = optimizer(model)
@@ -52,7 +56,8 @@ def train(
             opt.zero_grad()
             if size is not None:
                 dp.samples(size(rank))
-            loss(model, rank, step, 4 if size is None else size(rank)).backward()
+            whose = rank if data is None else data(rank)
+            loss(model, whose, step, 4 if size is None else size(rank)).backward()
             opt.step()
             trajectory.append(parameters(model))
     trajectory.append(parameters(model))

@@ -18,16 +18,20 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, inside: Inside) -> N
         _a_round_holds_no_gradient_but_of_its_own_parameters(plan, logs, inside)
     if rules.at_boundary:
         _no_round_has_too_few_samples(plan, logs, inside)
-        if plan.delay == 1 and plan.full is None and plan.merge != "shift":
+        if plan.delay == 1 and plan.full is None and not plan.moves:
             for rank, log in enumerate(logs):
                 assert log.waited_s < 1e-9, f"worker {rank} has waited {log.waited_s} s"
         if schedule.free and "pause" not in schedule.events:
             if rules.overdue_s is not None and not rules.least_samples:
                 _nobody_holds_up_the_others(rules.overdue_s, logs)
             plain = not (plan.any_silent or plan.some_without_samples)
-            prompt = plan.merge != "shift" or not any(schedule.apply_s)  # applies, then gives
+            prompt = not plan.moves or not any(schedule.apply_s)  # applies, then gives
             if plan.held and rules.quorum == "all" and plain and prompt:
                 _rounds_start_as_soon_as_they_can(plan, logs, inside)
+    elif rules.at_arrival and rules.quorum == "solo" and not rules.grace_s:
+        if schedule.free and not any(schedule.apply_s) and "pause" not in schedule.events:
+            for rank, log in enumerate(logs):
+                assert log.waited_s < 1e-9, f"worker {rank} has waited {log.waited_s} s"
     elif plan.start == "quorum" and schedule.free and not any(schedule.apply_s):
         usual = rules.lateness == "version" and not plan.delay
         if usual and not (plan.any_silent or plan.some_without_samples):
@@ -43,7 +47,7 @@ def _a_round_holds_no_gradient_but_of_its_own_parameters(
             oldest = max(round - plan.delay, *(known for known in resumed if known <= round), 0)
             for step in steps:
                 gradient = log.gradients[step]
-                fresh = plan.merge == "shift" and oldest <= gradient.version <= round
+                fresh = plan.moves and oldest <= gradient.version <= round
                 assert gradient.version == oldest or fresh, (
                     f"worker {rank}, step {step}: of the parameters after round "
                     f"{gradient.version}, in round {round}"

@@ -6,6 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from schedule_log import Gradient, Log, Outcome, Same, Starts, Stay
@@ -14,7 +15,7 @@ from schedules import SILENT, Plan, Schedule
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.errors import StuckWarning
-from offbeat.merges import Shift, Step
+from offbeat.merges import Outer, Shift, Step
 from offbeat.rounds import Engine, Layout, Pile, Round
 from offbeat.rounds.start import Start
 from offbeat.worlds import World, enter_world
@@ -94,6 +95,13 @@ def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
     return [member.log for member in members]
 
 
+MOVES: dict[str, Callable[[Layout, bool], Shift]] = {
+    "shift": Shift,
+    "outer": lambda layout, alone: Outer(layout, alone, lr=LR, momentum=MOMENTUM),
+}
+LR, MOMENTUM = 0.5, 0.75
+
+
 class Plain:
     """A merge that costs nothing to run: w <- 0.9 w - mean."""
 
@@ -131,13 +139,26 @@ class Member:
     """One worker's part in one engine."""
 
     def __init__(self, world: World, schedule: Schedule, plan: Plan, starts: Starts) -> None:
+        mine: dict[int, tuple[tuple[int, ...], Start]] = {}
+        passed: list[int] = []  # rounds without a number
+
         class Watched(Engine):
             def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
                 start = super()._start_of(round, active, due)
-                starts[round].append((active, start))
+                mine[round - len(passed)] = (active, start)
                 assert round < ENDLESS, "rounds without end"
                 return start
 
+            def _log_round(self, round: int, *what: Any) -> None:
+                offset = self._offset
+                super()._log_round(round, *what)
+                number = round - len(passed)
+                if self._offset < offset:
+                    passed.append(round)
+                    if number + 1 in mine:
+                        mine[number] = mine.pop(number + 1)
+
+        self._starts, self._all_starts = mine, starts
         self._world = world
         self._plan = plan
         self._rank = world.rank
@@ -149,12 +170,14 @@ class Member:
         layout = Layout(["gradient"], [self._parameters])
         if plan.merge == "step":
             self._optimizer = torch.optim.SGD([self._parameters], lr=0.1, momentum=0.9)
-        moves = plan.merge == "shift"
-        self.engine = Watched(world, "schedule", layout, plan.rules, rates=0 if moves else 4)
+        self.engine = Watched(world, "schedule", layout, plan.rules, rates=0 if plan.moves else 4)
         self.merge: Plain | Step | Shift
-        if plan.merge == "shift":
-            self.merge = Shift(layout, alone=world.size == 1)
+        if plan.moves:
+            self.merge = MOVES[plan.merge](layout, world.size == 1)
             self.engine.write = self.merge.give
+            self.engine.piles.written_late = True
+            if plan.rules.at_arrival:
+                self.engine.weight = lambda pile: 1.0
         elif plan.merge == "step":
             self.merge = Step(self._optimizer, [self._parameters], None, scheduled=False)
         else:
@@ -167,6 +190,8 @@ class Member:
         self._busy = True  # in nothing but waiting
         self.log = Log()
         self._applied_s = 0.0
+        self._own_steps: list[int] = []  # that have moved this worker
+        self._brought: set[int] = set()  # of them, those in rounds that it knows
 
     # --- what the program does ---------------------------------------------------------------
 
@@ -185,15 +210,19 @@ class Member:
         if isinstance(self.merge, Shift) and samples:
             self.merge.moves()
             self._own[self._place[step]] += 1
+            self._own_steps.append(self._place[step])
         given = engine.gave_rounds
         arrival = engine.contribute(
-            self._counting(samples) if plan.merge == "shift" else self._adding(step, samples),
-            arrive=engine.piles.micro_batches + 1 >= plan.ready,
+            self._counting(samples) if plan.moves else self._adding(step, samples),
+            arrive=engine.piles.micro_batches + 1 >= plan.ready and not plan.rules.at_arrival,
             delay=plan.delay,
             rates=self._rates_of(step),
             drop_late=plan.drop_late,
         )
         self.log.gradients.append(Gradient(version, arrival, self._world.now(), given))
+        if plan.rules.at_arrival:
+            self._arrive()
+            return
         if not plan.rules.at_boundary:
             if step + 1 < len(self._samples) or not plan.hasty[self._rank]:
                 self._take(engine.results())
@@ -201,12 +230,25 @@ class Member:
         if plan.full is not None and engine.piles.micro_batches >= plan.full:
             engine.await_call()
         if engine.called:
-            if plan.merge == "shift":
+            if plan.moves:
                 self._take(engine.results(delay=0))
             engine.hand_over()
         if plan.at_once and engine.gave_rounds > given:
             engine.arrive()
         self._take(engine.results() if plan.waits else engine.results(delay=plan.delay))
+
+    def _arrive(self) -> None:
+        """Wait for what was given some steps ago, if it has to be there by now; give the next."""
+        engine, plan = self.engine, self._plan
+        piled = engine.piles.micro_batches
+        if not engine.under_way:
+            self._take(engine.newest())
+        elif piled >= plan.after:
+            self._take(engine.results())
+        if piled >= plan.ready:
+            engine.arrive()
+            if not plan.after:
+                self._take(engine.results())
 
     def look(self) -> None:
         self._take(self.engine.newest())
@@ -234,6 +276,8 @@ class Member:
         self._take(self.engine.leave())
         if isinstance(self.merge, Shift):
             self.merge.settled()
+        for round, start in self._starts.items():
+            self._all_starts[round].append(start)
         log.pending_samples = self.engine.piles.samples
         log.ended = self.engine._ended and not self.engine.more
         log.parameters = tuple(self._own.tolist())
@@ -243,7 +287,7 @@ class Member:
         return self.engine.knows_rounds
 
     def _rates_of(self, step: int) -> tuple[float, ...]:
-        if self._plan.merge == "shift":
+        if self._plan.moves:
             return ()
         mine = 0.1 if self._plan.rates_alike else 0.1 / (1 + step + self._rank)
         return mine, 0.9, 0.0, 0.0
@@ -252,28 +296,43 @@ class Member:
 
     def _take(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
+            sum = tuple(each.sum.views[0].tolist())
             if each.samples and self.merge.begin(each):
                 self._optimizer.step()
                 self.merge.end(each)
-            self._note(each, folded=False)
+            self._note(each, sum, folded=False)
             if each.samples and self._apply_s:
+                lent = each.sum.views[0].tolist()
                 self._world.sleep_until(self._world.now() + self._apply_s)
                 self._applied_s += self._apply_s
-                assert tuple(each.sum.views[0].tolist()) == self.log.rounds[-1].sum, "lent buffers"
+                assert each.sum.views[0].tolist() == lent, "lent buffers"
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """A worker is at the base and its own moves that no round which it knows has brought."""
+        merge = self.merge
+        if isinstance(merge, Shift) and merge._owed is None:
+            expected = merge._base.views[0].clone()
+            for index in self._own_steps:
+                expected[index] += index not in self._brought
+            assert torch.allclose(self._own, expected, rtol=0, atol=1e-9), "moves are lost"
 
     def _fold(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
             assert not (self.engine.followed and self._busy), "the program's own time"
+            sum = tuple(each.sum.views[0].tolist())
             if each.samples:
                 self.merge.fold(each)
-            self._note(each, folded=True)
+            self._note(each, sum, folded=True)
 
-    def _note(self, each: Round, folded: bool) -> None:
+    def _note(self, each: Round, sum: tuple[float, ...], folded: bool) -> None:
         log = self.log
+        if each.samples:
+            self._brought.update(index for index in self._place if sum[index] > 0.5)
         log.rounds.append(
             Same(
                 each.round,
-                tuple(each.sum.views[0].tolist()),
+                sum,
                 each.samples_by_rank,
                 each.divisor,
                 each.staleness_rounds,
@@ -307,6 +366,7 @@ class Member:
         if isinstance(self.merge, Shift):
             kept += 1 + len(self.merge._places) + len(self.merge._spare)
             kept += self.merge._owed is not None
+            kept += isinstance(self.merge, Outer)
         return kept
 
     # --- what is contributed -------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Literal
 from offbeat.rounds import Rules
 
 Times = tuple[tuple[float, ...], ...]
-MergeKind = Literal["plain", "step", "shift"]
+MergeKind = Literal["plain", "step", "shift", "outer"]
 SILENT = -1
 """Instead of samples: the program says nothing after that step, as after a GradScaler's skip."""
 
@@ -44,11 +44,18 @@ class Plan:
     """Wait for the round that a gradient was ready for; else for the one `delay` before."""
     at_once: bool = False
     """Be ready for the next round as soon as the pile is handed over."""
+    after: int = 0
+    """At arrival: own steps between giving a pile and waiting for the round that has it."""
     samples: tuple[tuple[int, ...], ...] = ()
     """By rank and step; or SILENT."""
     hasty: tuple[bool, ...] = ()
     """By rank: whether it leaves without waiting for the round of its last gradient."""
     rates_alike: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether rounds carry moves."""
+        return self.merge in ("shift", "outer")
 
     @property
     def held(self) -> bool:
@@ -132,8 +139,8 @@ def _bank(draw: Random, workers: int) -> Plan:
 
 
 def _lockstep(draw: Random, workers: int) -> Plan:
-    merge = _one_of(draw, plain=2, step=1, shift=2)
-    divisor: Literal["samples", "moves"] = "moves" if merge == "shift" else "samples"
+    merge = _one_of(draw, plain=2, step=1, shift=2, outer=1)
+    divisor: Literal["samples", "moves"] = "moves" if merge in ("shift", "outer") else "samples"
     rules = Rules("all", lockstep=True, divisor=divisor)
     return Plan("lockstep", rules, merge=merge, ready=draw.choice([1, 1, 2, 3]))
 
@@ -177,6 +184,16 @@ def _moves(draw: Random, workers: int) -> Plan:
     return Plan("moves", rules, merge="shift", delay=1, full=full, waits=False)
 
 
+def _arrival(draw: Random, workers: int) -> Plan:
+    some = draw.randint(1, workers)
+    quorum = draw.choice(["all", "all", "solo", "majority", some, f"last:{some}"])
+    grace_s = draw.choice([0.0, 0.0, 0.3, 2.0]) if quorum != "all" else 0.0
+    rules = Rules(quorum, at_arrival=True, grace_s=grace_s, divisor="moves")
+    merge: MergeKind = draw.choice(["shift", "shift", "outer"])
+    ready = draw.choice([1, 1, 2, 3])
+    return Plan("arrival", rules, merge=merge, ready=ready, after=draw.randint(0, ready))
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -185,6 +202,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _samples: 2,
     _overdue: 2,
     _moves: 3,
+    _arrival: 4,
 }
 """Every start, and how often it is drawn."""
 
@@ -293,5 +311,5 @@ def _plan(draw: Random, counts: list[int]) -> Plan:
 
 
 def _one_of(draw: Random, **weights: int) -> MergeKind:
-    kinds: list[MergeKind] = ["plain", "step", "shift"]
+    kinds: list[MergeKind] = ["plain", "step", "shift", "outer"]
     return draw.choices(kinds, weights=[weights[kind] for kind in kinds])[0]

@@ -11,10 +11,10 @@ from nets import close, loss, net, parameters, plain, same, sgd, train
 from test_abs import quadratic, resumes_bit_for_bit
 
 import offbeat
-from offbeat.algorithms.lbbsp import shares
 from offbeat.clusters import Cluster
 from offbeat.errors import NonFiniteGradientError
 from offbeat.records import Line
+from offbeat.shares import shares
 
 LB, Local = offbeat.LBBSP, offbeat.LocalSGD
 TWO_SPEEDS = Cluster.parse(

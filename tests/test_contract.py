@@ -36,6 +36,8 @@ class Contract:
     synchronous: Callable[[int], offbeat.Algorithm]
     exact: bool = True
     """Whether two workers give the same bits; a mean of models rounds differently."""
+    delayed: bool = False
+    """There is no synchronous form: with the same data on all workers it equals plain training."""
 
 
 ALGORITHMS: dict[str, Contract] = {
@@ -127,6 +129,43 @@ ALGORITHMS: dict[str, Contract] = {
     ),
     "lbbsp": Contract(lambda _: offbeat.LBBSP(2), lambda _: offbeat.LBBSP(1)),
     "local": Contract(lambda _: offbeat.LocalSGD(3), lambda _: offbeat.LocalSGD(1), exact=False),
+    "local-speed": Contract(
+        lambda _: offbeat.LocalSGD(3, shares="speed"),
+        lambda _: offbeat.LocalSGD(1, shares="speed"),
+        exact=False,
+    ),
+    **{
+        f"dasgd-{name}": Contract(
+            lambda _, settings=settings: offbeat.DaSGD(**settings),  # type: ignore[misc]
+            lambda _, settings=settings: offbeat.DaSGD(  # type: ignore[misc]
+                **{**settings, "merge": "delta", "quorum": "all"}
+            ),
+            exact=False,
+            delayed=True,
+        )
+        for name, settings in {
+            "auto": {"steps": 3},
+            "late": {"steps": 2, "delay": 2},
+            "paper": {"steps": 2, "delay": 1, "merge": "paper"},
+            "solo": {"steps": 2, "delay": 1, "quorum": "solo"},
+            "quorum": {"steps": 2, "delay": 2, "quorum": 2},
+        }.items()
+    },
+    **{
+        f"diloco-{name}": Contract(
+            lambda _, settings=settings: offbeat.DiLoCo(**settings),  # type: ignore[misc]
+            lambda workers, settings=settings: offbeat.DiLoCo(  # type: ignore[misc]
+                1, lr=1.0, momentum=0.0, quorum=workers if "quorum" in settings else "all"
+            ),
+            exact=False,
+        )
+        for name, settings in {
+            "plain": {"steps": 3},
+            "overlap": {"steps": 2, "overlap": 1},
+            "quorum": {"steps": 2, "lr": 0.5, "momentum": 0.5, "quorum": 2},
+            "grace": {"steps": 3, "overlap": 2, "quorum": "solo", "grace_s": 0.2},
+        }.items()
+    },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
@@ -143,6 +182,7 @@ CLUSTERS = [
 SOON = {
     *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
     *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
+    *("local-speed", "dasgd-auto", "dasgd-quorum", "diloco-plain", "diloco-grace"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",
@@ -167,9 +207,11 @@ def _kept(results: list[Any], steps: Callable[[int], int]) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_without_a_slow_worker_it_equals_synchronous_sgd(name: str, workers: int) -> None:
     algorithm = ALGORITHMS[name].synchronous(workers)
-    run = offbeat.run(lambda: train(algorithm=algorithm), Cluster.uniform(workers))
+    delayed = ALGORITHMS[name].delayed
+    data = (lambda rank: 0) if delayed else None
+    run = offbeat.run(lambda: train(algorithm=algorithm, data=data), Cluster.uniform(workers))
     for trajectory, _ in run.results:
-        for mine, expected in zip(trajectory, plain(workers), strict=True):
+        for mine, expected in zip(trajectory, plain(1 if delayed else workers), strict=True):
             # One or two contributions have one sum; of more, the order decides the last bit.
             exact = workers == 1 or (workers == 2 and ALGORITHMS[name].exact)
             assert same(mine, expected) if exact else close(mine, expected)

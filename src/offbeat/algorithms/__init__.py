@@ -1,6 +1,8 @@
 """One paper, one file."""
 
 from offbeat.algorithms.abs import ABSSGD
+from offbeat.algorithms.dasgd import DaSGD
+from offbeat.algorithms.diloco import DiLoCo
 from offbeat.algorithms.dropcompute import DropCompute
 from offbeat.algorithms.eager import EagerSGD
 from offbeat.algorithms.lbbsp import LBBSP
@@ -13,6 +15,8 @@ from offbeat.algorithms.waitfree import WaitFreeLocalSGD
 __all__ = [
     "ABSSGD",
     "LBBSP",
+    "DaSGD",
+    "DiLoCo",
     "DropCompute",
     "EagerSGD",
     "LocalSGD",

@@ -19,10 +19,10 @@ and one micro-batch that takes long holds up everybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 
+from offbeat import shares
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
 from offbeat.rounds import Round, Rules
@@ -44,8 +44,7 @@ class LBBSP(Algorithm):
 
     def start(self, replica: Replica) -> None:
         replica.open(Rules("all", lockstep=True, uneven=True), notes=1)
-        replica.memory["share"] = self.micro_batches
-        replica.memory["seconds"] = [0.0] * replica.world.size
+        shares.begin(replica.memory, replica.world.size, self.micro_batches)
 
     def step(self, replica: Replica) -> Iterator[Round]:
         comes = replica.piled + 1 >= replica.memory["share"]
@@ -54,46 +53,6 @@ class LBBSP(Algorithm):
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
-            known: list[float] = replica.memory["seconds"]
-            for rank in each.ranks:
-                (seconds,) = each.notes_by_rank[rank]
-                new = self.memory * known[rank] + (1 - self.memory) * seconds
-                known[rank] = new if known[rank] and seconds else seconds or known[rank]
-            everyone = each.ranks
-            if replica.world.rank in everyone and all(known[rank] for rank in everyone):
-                speeds = [1 / known[rank] for rank in everyone]
-                parts = shares(self.micro_batches * len(everyone), speeds)
-                replica.memory["share"] = parts[everyone.index(replica.world.rank)]
+            rank, share = replica.world.rank, self.micro_batches
+            shares.follow(replica.memory, rank, each, share, self.memory)
             yield each
-
-
-def shares(target: int, speeds: Sequence[float], slack: float = 0.25) -> list[int]:
-    """Whole numbers, at least 1 each, about `target` in all, of the most micro-batches a second.
-
-    A total further from the target, but within the slack, must be 1 % better than a nearer one.
-
-    >>> shares(12, [2.0, 2.0, 1.0, 1.0])
-    [4, 4, 2, 2]
-    >>> shares(8, [2.0, 2.0, 1.0, 1.0])
-    [2, 2, 1, 1]
-    >>> shares(8, [1.0, 1.0, 1.0, 100.0], slack=0)
-    [1, 1, 1, 5]
-    """
-    parts = [1] * len(speeds)
-    round_s = max(1 / speed for speed in speeds)
-    ends = [(2 / speed, n) for n, speed in enumerate(speeds)]  # of one more, for each
-    heapify(ends)
-    ways = {len(parts): (len(parts) / round_s, list(parts))}  # by total: a second, and who how many
-    for total in range(len(parts) + 1, int(target * (1 + slack)) + 1):
-        end_s, n = ends[0]
-        parts[n] += 1
-        heapreplace(ends, ((parts[n] + 1) / speeds[n], n))
-        round_s = max(round_s, end_s)
-        if total >= target * (1 - slack):
-            ways[total] = (total / round_s, list(parts))
-    allowed = [total for total in ways if total >= target * (1 - slack)] or list(ways)
-    best = min(allowed, key=lambda total: abs(total - target))
-    for total in sorted(allowed, key=lambda total: (abs(total - target), total)):
-        if ways[total][0] > 1.01 * ways[best][0]:
-            best = total
-    return ways[best][1]

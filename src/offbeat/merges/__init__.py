@@ -1,6 +1,8 @@
 """What a worker does with a round: nothing else changes parameters."""
 
+from offbeat.merges.outer import Outer
+from offbeat.merges.pull import Pull
 from offbeat.merges.shift import Shift
 from offbeat.merges.step import OwnStep, Step
 
-__all__ = ["OwnStep", "Shift", "Step"]
+__all__ = ["Outer", "OwnStep", "Pull", "Shift", "Step"]

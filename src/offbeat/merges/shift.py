@@ -152,8 +152,9 @@ class Shift:
         if good and self._alone and (stood or place is not None):
             self._be_mean(place)
             return
+        by = round.sum, 1 / round.divisor
         if good:
-            _add(self._base.bodies, round.sum.bodies, 1 / round.divisor)
+            by = self._advance(round)
         self._stands = None if stood else self._stands
         if round.bad is None and owed is None and self._is_at_base:  # without rounding
             _copy(self._base.views, self._parameters)
@@ -161,6 +162,8 @@ class Shift:
                 self._give_back(place)
             return
         if place is not None:
+            if good and owed is None:
+                self._meet(place)
             for base, before in zip(self._base.bodies, place.bodies, strict=True):
                 torch.sub(base, before, out=before)
                 if round.bad is not None:
@@ -168,13 +171,21 @@ class Shift:
             self._shift(place, 1.0, owed)
             self._give_back(place)
         elif good:
-            self._shift(round.sum, 1 / round.divisor, owed)
+            self._shift(*by, owed)
         if round.bad is not None:
             self._return_to_numbers(*(place.views for _, place in self._places))
             if owed is None:
                 self._return_to_numbers(self._parameters)
             else:
                 self._owes_numbers = True
+
+    def _advance(self, round: Round) -> tuple[Flats, float]:
+        """Move the base by what a round has brought; say by how much: a buffer times a number."""
+        _add(self._base.bodies, round.sum.bodies, 1 / round.divisor)
+        return round.sum, 1 / round.divisor
+
+    def _meet(self, place: Flats) -> None:
+        """Change the place, if not all that was moved since is to stay; the base has moved."""
 
     @property
     def _is_at_base(self) -> bool:

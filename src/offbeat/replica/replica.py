@@ -6,6 +6,7 @@ which the algorithm yields to have it applied.
     open                               start, exchange and merge of the rounds to come
     contribute, results                add to the pile; come to a round, or not; take what is there
     called, hand_over, await_call      rounds that take a pile between two micro-batches
+    arrive, under_way                  rounds that take what was set aside for them
     own_step                           the worker's own gradient, as if it were a round
     serve                              leave: the others' rounds, until all have left
 """
@@ -94,7 +95,7 @@ class Replica(MicroBatch):
         notes: int = 0,
         choose: Callable[[Measured], int] | None = None,
         moves: Callable[[Pile], float] | None = None,
-        merge: type[Shift] = Shift,
+        merge: Callable[[Layout, bool], Shift] = Shift,
         exchange: type[Exchange] = SumOverAll,
         early: bool = False,
     ) -> None:
@@ -125,7 +126,7 @@ class Replica(MicroBatch):
         engine.early = self.overlap if self.overlap.on else None
         engine.merge = self.step_merge
         if moves is not None:
-            self.shift = engine.merge = merge(layout, alone=self.world.size == 1)
+            self.shift = engine.merge = merge(layout, self.world.size == 1)
             engine.write, engine.weight = self.shift.give, moves
             engine.piles.written_late = True
             if not merge.common:
@@ -197,8 +198,16 @@ class Replica(MicroBatch):
         self.engine.hand_over()
         self._computed_s.clear()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether it has given to a round that it does not know yet; `results` waits for that."""
+        return self.engine.under_way
+
     def arrive(self) -> None:
-        """Count as there for the next round, whatever will be on the pile."""
+        """Count as there for the next round, whatever will be on the pile.
+
+        Where rules say `at_arrival`, give what is on it now, and go on with an empty one.
+        """
         self.engine.arrive()
 
     def drop(self) -> None:

@@ -10,6 +10,9 @@ up, and how many workers ask for no more.
 Where a worker takes part only between two micro-batches, the last to come must know that it is, or
 it would begin another one before it hears that the round has started. So whoever sees that one
 arrival is missing tells all, by the key "one missing".
+
+With a grace, the arrival that completes the quorum does not set "go" at once: its worker's
+messenger does so later, unless the last candidate has come first.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Arrivals:
 
     def __init__(self, world: World, place: str, rules: Rules, start: Start) -> None:
         self._control = world.control
+        self._now = world.now
         self._rank = world.rank
         self._size = world.size
         self._place = place
@@ -42,6 +46,8 @@ class Arrivals:
     def begin(self, start: Start) -> None:
         """What must be there for the next round is known."""
         self.start = start
+        self.opens_at: float | None = None
+        """When this worker's messenger has to start the round: its quorum is there."""
         self.announced = 0
         """What the counter of arrivals holds of this worker, or soon will."""
         self._reported = 0
@@ -97,11 +103,18 @@ class Arrivals:
         """Count an arrival, if any, and start the round if it was the last that was needed."""
         if not arrived:
             return
-        if not (start.by_one_alone and arrived == ON_TIME) or self._rules.bounded:
+        rules = self._rules
+        if not (start.by_one_alone and arrived == ON_TIME) or rules.bounded or rules.grace_s:
             total = self._control.add(self._key("arrived", start.round), arrived)
-            if self._rules.hints and start.one_missing(total):
+            if rules.hints and start.one_missing(total):
                 self._control.set(self._key("one missing", start.round), b"1")
-            if not start.met(total) or start.met(total - arrived):
+            first = start.met(total) and not start.met(total - arrived)
+            if rules.grace_s and not start.complete(total):
+                if first and start is self.start:
+                    self.opens_at = self._now() + rules.grace_s
+                return
+            last = rules.grace_s and start.met(total) and not start.complete(total - arrived)
+            if not first and not last:
                 return
         if not start.least_samples or self._enough(start, self._sum("samples", start)):
             self._go(start)
@@ -118,6 +131,10 @@ class Arrivals:
             and start.met(self._sum("arrived", start))
         ):
             self._go(start)
+
+    def open(self, start: Start) -> None:
+        """Start a round whose grace is over."""
+        self._go(start)
 
     def await_start(self, told: Callable[[], None]) -> None:
         """Block until the round starts; `told` is called if this worker is the last to come."""

@@ -45,6 +45,8 @@ class Background(Service):
             moment = self._waits_since + GRACE_S
             if self._world.now() < moment:
                 moments.append(moment)
+        if self._arrivals.opens_at is not None:
+            moments.append(self._arrivals.opens_at)
         return min(moments, default=None)
 
     def _carry_messages(self) -> None:
@@ -63,11 +65,17 @@ class Background(Service):
                 if self._away_since is not None and now >= self._away_since + GRACE_S:
                     rings = self._rules.lockstep and not self._told_away
                     self._told_away = True
-                number = self.log.completed
+                number, opens = self.log.completed, arrivals.opens_at
+                if opens is not None and now < opens:
+                    opens = None
+                if opens is not None:
+                    arrivals.opens_at = None
                 start, samples, arrival = arrivals.start, self._to_report(), self._arrives()
                 outbox, self._outbox = [*self._outbox, (start, arrival)], []
             if rings:
                 self._bells.ring("away", number)
+            if opens is not None:
+                arrivals.open(start)
             arrivals.report(start, samples)
             for message in outbox:
                 arrivals.announce(*message)

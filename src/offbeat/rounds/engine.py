@@ -26,6 +26,13 @@ when the program hands it over, or waits. The program need not wait: it hands ov
     worker 1   compute ──────────────┐ ready: round 7 starts; hands over, applies 6 ─────
                background                    └── exchange of 7 ──┘
 
+With `at_arrival`, a worker sets its pile aside when it arrives, and goes on at once. The next round
+that starts takes that; who has not arrived gives nothing to it, and is not disturbed.
+
+    worker 0   compute ──┐ arrives ─ compute ─────────── applies 7 when it likes ────────
+    worker 1   compute ──────┐ arrives: round 7 starts ── compute ───────────────────────
+    worker 2   compute ────────────────── gives nothing ────┐ arrives: for round 8 ──────
+
 In lockstep there is nothing to wait for but the exchange, so the program itself runs the round, and
 the background only where the program is away (bells.py).
 
@@ -118,7 +125,8 @@ class Engine(Presence):
         `at_boundary`, if more rounds than `delay` have started since those parameters. With
         `drop_late` it is then not added. With a `delay`, and not `at_boundary`, the others hear of
         the arrival when `results` is through, or when the round before ends, if that is later: so
-        that the background does not work while the program applies the round before.
+        that the background does not work while the program applies the round before. `at_arrival`,
+        nothing is late, and `arrive` follows.
         """
         with self._state:
             if self._presence in (PAUSED, LEFT):
@@ -139,6 +147,8 @@ class Engine(Presence):
             self._rates, self._notes = rates, notes
             self._steps += 1
             self._made += dropped or self.piles.samples > before
+            if self._rules.at_arrival:
+                return "on time"
             # On time: wait for the round that will take this. Late: only for one under way. With a
             # delay: for one that is so much older; but who is late does not know how old its next
             # gradient will be, so where staleness has a bound it waits.
@@ -156,6 +166,8 @@ class Engine(Presence):
         return "dropped" if dropped else "late" if late else "on time"
 
     def _is_late(self, delay: int) -> bool:
+        if self._rules.at_arrival:
+            return False
         # Where nothing may be stale, all wait for the round that takes what they give.
         if self._rules.lateness == "step" and self._rules.max_staleness_rounds != 0:
             return self._started > self._steps
@@ -163,11 +175,23 @@ class Engine(Presence):
         return self._started > max(self.log.taken, in_time_for)
 
     def arrive(self) -> None:
-        """Count as there for the next round, with whatever will be on the pile."""
+        """Count as there for the next round, with whatever will be on the pile.
+
+        `at_arrival`, with what is on it now; one may wait for that round afterwards.
+        """
         with self._state:
             self._on_time_for = self._started
+            if self._rules.at_arrival:
+                assert not self.under_way, "the round before has to be taken first"
+                self._set_aside(arrives=True)
+                self._resumes_after = self._started + 1
             said = self._to_say()
         self._arrivals.announce(*said)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this worker has given to a round that its program does not know yet."""
+        return self.log.taken < self._resumes_after
 
     def ask_end(self) -> None:
         """Ask all workers to end their loops with the next round that this one takes part in."""

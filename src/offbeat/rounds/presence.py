@@ -147,6 +147,7 @@ class Presence(Background):
             "round": self._offset + self.log.taken,
             "behind": self._started - self._steps,
             "made": self._made,
+            "weighed": self._weighed,
             "pile": pile,
             "rates": self._rates,
             "chosen": self._quorum.needed if self._choose else None,
@@ -160,6 +161,7 @@ class Presence(Background):
             self._offset = state["round"]
             self._steps = -state["behind"]
             self._made = state["made"]
+            self._weighed = state["weighed"]
             self._rates = state["rates"]
             if state["chosen"] is not None:
                 self._quorum = Quorum.of(state["chosen"], self._world.size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from offbeat.rounds import told
-from offbeat.rounds.header import AWAY, HERE, PAUSED, Share, Shares
+from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Share, Shares
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Round
 from offbeat.rounds.state import State
@@ -26,7 +26,9 @@ class Service(State):
         with self._state:
             self._await_room()
             if self._given is None:
-                self._give()
+                self._set_aside()
+            if self._started == number:
+                self._count_round()
             assert self._given is not None
             (pile, share), self._given = self._given, None
         began_s = self._world.now()
@@ -71,29 +73,39 @@ class Service(State):
 
     def _give(self) -> None:
         """Take the pile for the round that has started; under lock."""
-        if self._keeps_pile():
+        self._set_aside()
+        self._count_round()
+
+    def _set_aside(self, arrives: bool = False) -> None:
+        """Take the pile for the next round, or nothing, if it must stay; under lock."""
+        keeps = self._keeps_pile() and not arrives
+        if keeps:
             pile = self.piles.nothing()
         else:
             if self.piles.micro_batches:
                 self._write(self.piles.growing)
             pile = self.piles.take()
-        self._given = pile, self._share_of(pile, self._started)
+            self.gave_s = self._world.now()
+        self._given = pile, self._share_of(pile, self._started, keeps)
         self._notes = ()
-        if not self._keeps_pile():
+        if not keeps:
             self._made = 0
+
+    def _count_round(self) -> None:
+        """A round has started, and has what this worker gives; under lock."""
         self._started += 1
-        self.gave_s = self._world.now()
         self._overdue = False
         if self._rules.overdue_s is not None:
             self._stir()
 
     def _keeps_pile(self) -> bool:
-        """Whether rounds take nothing from this worker: a checkpoint must not cut one short.
+        """Whether rounds take nothing from this worker: it has not come, or all pause.
 
-        Where a round takes what was computed since the last one, whatever it is, there is nothing
-        to cut.
+        Where a round takes what was computed since the last one, whatever it is, a checkpoint cuts
+        nothing short.
         """
-        return self._rules.even and self._presence == PAUSED
+        comes = not self._rules.at_arrival or self._presence == LEFT
+        return not comes or (self._rules.keeps and self._presence == PAUSED)
 
     def _write(self, pile: Pile) -> None:
         """Fill the buffer at the last moment; under lock.
@@ -102,14 +114,19 @@ class Service(State):
         """
         if self.write is not None and pile.samples and not pile.written:
             self.piles.furnish(pile)
-            number, weight = self._offset + self._started, self.weight(pile)
+            number = self._offset + self._started + self._is_set_aside()
+            weight = self.weight(pile)
             for _ in self.write(number, pile.flats, weight, self._in_round):
                 if self._in_round:  # the next bucket is written while this one travels
                     self._exchange.see_and_launch(pile)
             pile.written, pile.unseen = True, not self._in_round
 
-    def _share_of(self, pile: Pile, round: int) -> Share:
+    def _share_of(self, pile: Pile, round: int, keeps: bool) -> Share:
         """What this worker's part of the header says."""
+        weight = self.weight(pile) if pile.samples else 0.0
+        if keeps and self._presence == HERE:
+            weight = self._weight_of_late()
+        self._weighed = weight or self._weighed
         known = max(self.log.taken, self._resumes_after)
         return Share(
             samples=pile.samples,
@@ -118,13 +135,21 @@ class Service(State):
             stale=0 if pile.oldest_round is None else round - pile.oldest_round + 1,
             notes=self._notes,
             micro_batches=pile.micro_batches if pile.samples else 0,
-            weight=self.weight(pile) if pile.samples else 0.0,
+            weight=weight,
             stale_samples=pile.samples * round - pile.known_samples,
-            made=0 if self._keeps_pile() else self._made,
+            made=0 if keeps else self._made,
             ends=self._ends,
             rates=self._rates,
             used=pile.used,
         )
+
+    def _weight_of_late(self) -> float:
+        """What a worker that has not come counts in the mean of moves: as much as if it had.
+
+        So that nothing counts more for being early: a round of half the workers moves the base by
+        half of what it would with all of them, and the other half's moves will do so, too.
+        """
+        return self.weight(self.piles.growing) if self.piles.samples else self._weighed
 
     def _share_again(self, share: Share, pile: Pile) -> Share:
         """The same part, of a pile that was filled anew."""
@@ -151,7 +176,7 @@ class Service(State):
         following = self._start_of(round + 1, shares.active, due) if shares.active else None
         over = not shares.here and not away
         with self._state:  # for as short as can be: the program may want to go on
-            if over and not samples and (rules.even or not paused):
+            if over and not samples and (rules.keeps or not paused):
                 self.log.pass_by()  # all have left, or pause, and nobody brought anything
                 self._offset -= 1  # it has no number
                 self.piles.pass_by()

@@ -38,6 +38,11 @@ class Rules:
     divisor: Literal["samples", "workers", "moves"] = "samples"
     at_boundary: bool = False
     """Take a worker's pile only between two of its micro-batches."""
+    at_arrival: bool = False
+    """A worker sets its pile aside when it arrives, for the next round that starts, and goes on.
+    Who has not arrived gives nothing: its pile stays, and it counts in the divisor all the same."""
+    grace_s: float = 0.0
+    """How long a round waits for more workers once its quorum is there."""
     overdue_s: float | None = None
     """A worker that has not given anything for so long is counted as there, and is not waited
     for."""
@@ -53,11 +58,18 @@ class Rules:
             )
         if self.lockstep and self.quorum != "all":
             raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
+        if not 0 <= self.grace_s < inf:
+            raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
 
     @cached_property
     def even(self) -> bool:
         """Whether workers come to a round after as many steps: a lockstep that is not uneven."""
         return self.lockstep and not self.uneven
+
+    @cached_property
+    def keeps(self) -> bool:
+        """Whether a checkpoint leaves piles where they are: it must not cut one short."""
+        return self.even or self.at_arrival
 
     @cached_property
     def bounded(self) -> bool:
@@ -67,7 +79,8 @@ class Rules:
     @cached_property
     def by_messenger(self) -> bool:
         """Whether the program leaves telling the others to the messenger, and never waits."""
-        return self.at_boundary or self.bounded or self.overdue_s is not None
+        late = self.overdue_s is not None or self.grace_s > 0
+        return self.at_boundary or self.at_arrival or self.bounded or late
 
     @cached_property
     def hints(self) -> bool:
@@ -93,6 +106,10 @@ class Start:
             on_time >= self.needed
             or (on_time + absent == len(self.candidates) and on_time + wanted > 0)
         )
+
+    def complete(self, arrived: int) -> bool:
+        """Say whether no further candidate will come: a grace is of no more use."""
+        return arrived % ABSENT + arrived % WANTED // ABSENT == len(self.candidates)
 
     def one_missing(self, arrived: int) -> bool:
         """Say whether one more on time will do, whoever is away: it may come back."""

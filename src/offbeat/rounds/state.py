@@ -37,7 +37,7 @@ class State:
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
-        *("_wanted", "_wants_room"),
+        *("_wanted", "_wants_room", "_weighed"),
     )
 
     def __init__(
@@ -89,6 +89,7 @@ class State:
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
         self._on_time_for = -1
+        self._weighed = 0.0  # what this worker counted in the latest mean of moves
         self._comes = False  # it has come to the next round of a lockstep
         self._says_later = False  # it arrives when it has applied the rounds at hand
         self._rates: tuple[float, ...] = ()
@@ -164,12 +165,18 @@ class State:
         if not self._knows_start() or self._rules.lockstep:
             return arrivals.announced
         since = self._waits_since
+        if (presence == AWAY and not self._told_away) or self._is_set_aside():
+            presence = HERE  # whatever its program does
         return arrivals.standing(
             on_time=self._on_time_for == arrivals.start.round or self._overdue,
             waits=since is not None and self._world.now() >= since + GRACE_S,
             given=bool(arrivals.start.due) and self.piles.micro_batches > 0,
-            presence=HERE if presence == AWAY and not self._told_away else presence,
+            presence=presence,
         )
+
+    def _is_set_aside(self) -> bool:
+        """Whether a pile waits for the next round to start: where it is given at arrival."""
+        return self._rules.at_arrival and self._given is not None
 
     def _stir(self) -> None:
         """Have the messenger look; under lock."""
