@@ -45,6 +45,9 @@ class Rules:
     """A round does not start with fewer, as long as everybody is here, and somebody can add."""
     most_samples: float = inf
     """With so many a round starts, whoever is there."""
+    period: int | None = None
+    """Every so many rounds, one has another quorum. Who comes late to that one is there, too."""
+    period_quorum: str | int | float = "all"
 
     def __post_init__(self) -> None:
         if self.max_staleness_rounds is not None and self.max_staleness_rounds < 0:
@@ -53,6 +56,10 @@ class Rules:
             )
         if self.lockstep and self.quorum != "all":
             raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
+
+    def periodic(self, number: int) -> bool:
+        """Whether the round of this number is one of those that have another quorum."""
+        return self.period is not None and (number + 1) % self.period == 0
 
     @cached_property
     def even(self) -> bool:
