@@ -91,7 +91,9 @@ class WAGMASGD(Algorithm):
         replica.open(
             Rules(self.quorum, period=self.period, period_quorum=self.period_quorum),
             moves=lambda _: 1.0,
-            merge=partial(merge, world=replica.world, groups=groups),
+            merge=partial(
+                merge, world=replica.world, groups=groups, statistics=len(replica.buffers)
+            ),
             exchange=partial(SumInGroups, groups=groups),
             momenta=self.momentum == "averaged",
         )

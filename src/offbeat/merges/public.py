@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offbeat.merges.shift import Shift, _add, _copy
 from offbeat.rounds import Flats, Groups, Layout, Round
@@ -41,7 +41,10 @@ class Public(Shift):
     common = False
     spares = True
 
-    def __init__(self, layout: Layout, alone: bool, world: World, groups: Groups) -> None:
+    def __init__(
+        self, layout: Layout, alone: bool, world: World, groups: Groups, statistics: int
+    ) -> None:
+        """The last tensors of the layout, so many, are running statistics."""
         super().__init__(layout, alone)
         self._rank = world.rank
         self._groups = groups
@@ -49,7 +52,8 @@ class Public(Shift):
         self._lock = world.condition("the public model")
         self._given: Flats | None = None  # what the round under way has taken
         self._behind = False  # rounds have landed that the parameters have not
-        self._stepped = [isinstance(each, nn.Parameter) for each in layout.parameters]
+        stepped = len(layout.parameters) - statistics
+        self._stepped = [True] * stepped + [False] * statistics
 
     # --- the program -------------------------------------------------------------------------
 
@@ -162,8 +166,9 @@ class Public(Shift):
             return
         copied = [own and not self._moved for own in self._stepped]
         mine = self._hidden or self._parameters
-        _copy(_those(self._base.views, copied), _those(mine, copied))
-        if self._owed is not None:
+        if any(copied):
+            _copy(_those(self._base.views, copied), _those(mine, copied))
+        if self._owed is not None and not all(copied):
             added = [not each for each in copied]
             _add(_those(mine, added), _those(self._owed.views, added), 1.0)
         self._drop_owed()
@@ -190,8 +195,10 @@ class Offered(Public):
     worker has missed it sees the newest.
     """
 
-    def __init__(self, layout: Layout, alone: bool, world: World, groups: Groups) -> None:
-        super().__init__(layout, alone, world, groups)
+    def __init__(
+        self, layout: Layout, alone: bool, world: World, groups: Groups, statistics: int
+    ) -> None:
+        super().__init__(layout, alone, world, groups, statistics)
         self._news: Flats | None = None  # the mean of the newest round that it has not taken
         self._members = 1  # of that round
         self._late = False

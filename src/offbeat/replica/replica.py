@@ -71,7 +71,7 @@ class Replica(MicroBatch):
         self.tensors = layout.parameters
         """What rounds change: the parameters; and the buffers, where models are averaged."""
         self._bucket_bytes = bucket_bytes
-        self._buffers = dict(buffers or {})
+        self.buffers = dict(buffers or {})
         self._optimizer = optimizer
         self.overlap = Overlap(self)
         self.models = world.channel(name)  # the program's own, between rounds
@@ -141,9 +141,10 @@ class Replica(MicroBatch):
 
     def _with_buffers(self, momenta: bool) -> Layout:
         """Parameters and buffers, of which an own step moves both; and the momentum, perhaps."""
-        more = dict(self._buffers)
+        more: dict[str, Tensor] = {}
         if momenta:
             more |= momenta_of(self._optimizer, self.names, self.parameters)
+        more |= self.buffers
         names, tensors = [*self.names, *more], [*self.parameters, *more.values()]
         return Layout(names, tensors, self._bucket_bytes)
 
