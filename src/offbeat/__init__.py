@@ -5,6 +5,7 @@ from offbeat.algorithm import Algorithm
 from offbeat.algorithms import (
     ABSSGD,
     LBBSP,
+    WAGMASGD,
     DaSGD,
     DiLoCo,
     DropCompute,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ABSSGD",
     "LBBSP",
+    "WAGMASGD",
     "Algorithm",
     "Attachment",
     "Cluster",

@@ -168,7 +168,8 @@ class Applier:
             error.everywhere = not merge.own
             raise error
         self.stats.skipped_rounds += 1
-        mine = bad.samples_by_rank[self._replica.world.rank]
+        me = self._replica.world.rank
+        mine = 0.0 if merge.spares and rank != me else bad.samples_by_rank[me]
         self._replica.dropped_samples += mine
         if not merge.counts:  # own steps that are taken back
             self.stats.applied_samples -= mine
@@ -188,6 +189,7 @@ class Applier:
             workers=len(applied.ranks),
             staleness_rounds=applied.staleness_rounds,
             mean_staleness_rounds=applied.mean_staleness_rounds,
+            **({"group": list(applied.group)} if applied.group else {}),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ began; virtual ones are virtual. Every line has a `kind`:
     wait        rank, from_s, to_s, round: the round that ended it, or null
     round       rank, round, from_s, to_s: its all-reduce, as this worker took part in it;
                 at_s: when it was applied here; samples, workers: what is in it;
-                staleness_rounds: the oldest gradient's; mean_staleness_rounds
+                staleness_rounds: the oldest gradient's; mean_staleness_rounds; group: the ranks
+                whose models it has averaged here, where it did so in groups
     evaluation  at_s, round, samples: those applied until then; loss, accuracy or null
     end         rank, at_s, steps, compute_s, wait_s, samples and dropped_samples of one worker
     result      what a race says of the run: its figures; error: the traceback, if a worker failed

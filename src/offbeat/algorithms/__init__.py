@@ -10,11 +10,13 @@ from offbeat.algorithms.local import LocalSGD
 from offbeat.algorithms.msync import MSyncSGD
 from offbeat.algorithms.nonblocking import NonblockingSGD
 from offbeat.algorithms.sync import SyncSGD
+from offbeat.algorithms.wagma import WAGMASGD
 from offbeat.algorithms.waitfree import WaitFreeLocalSGD
 
 __all__ = [
     "ABSSGD",
     "LBBSP",
+    "WAGMASGD",
     "DaSGD",
     "DiLoCo",
     "DropCompute",

@@ -42,6 +42,7 @@ class Shift:
     common = True
     """Whether all workers have the same base. If not, `read` tells what this worker's model is, and
     whoever wants to know what they are together asks for their mean: see rounds/means.py."""
+    spares = False
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Without a common base: what to hold while parameters change elsewhere than in a round."""
 
@@ -71,6 +72,10 @@ class Shift:
         self.check()
         self._leave()
         self._moved = True
+
+    def made(self) -> int | None:
+        """An own step has been made; which parameter is not finite, if anybody looks."""
+        return None
 
     def give(self, round: int, into: Flats, weight: float, waits: bool) -> Iterator[None]:
         """Write this worker's moves that no round has taken, times a weight: this round does.

@@ -21,14 +21,15 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.merges import OwnStep, Shift, Step
+from offbeat.merges import OwnStep, Public, Shift, Step
 from offbeat.replica.micro_batch import MicroBatch
+from offbeat.replica.momenta import momenta as momenta_of
 from offbeat.replica.overlap import Overlap
 from offbeat.rounds import (
     Arrival,
     Engine,
-    Exchange,
     Layout,
+    MakeExchange,
     Means,
     Measured,
     Pile,
@@ -71,7 +72,8 @@ class Replica(MicroBatch):
         self.tensors = layout.parameters
         """What rounds change: the parameters; and the buffers, where models are averaged."""
         self._bucket_bytes = bucket_bytes
-        self._buffers = dict(buffers or {})
+        self.buffers = dict(buffers or {})
+        self._optimizer = optimizer
         self.overlap = Overlap(self)
         self.models = world.channel(name)  # the program's own, between rounds
         self.choose: Callable[[Measured], int] | None = None
@@ -96,7 +98,8 @@ class Replica(MicroBatch):
         choose: Callable[[Measured], int] | None = None,
         moves: Callable[[Pile], float] | None = None,
         merge: Callable[[Layout, bool], Shift] = Shift,
-        exchange: type[Exchange] = SumOverAll,
+        exchange: MakeExchange = SumOverAll,
+        momenta: bool = False,
         early: bool = False,
     ) -> None:
         """Have rounds start by these rules, from now on.
@@ -104,12 +107,13 @@ class Replica(MicroBatch):
         `notes` says how many numbers every worker tells the others in every round. With `moves`,
         rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each;
         `merge` says what a worker does with their mean. `exchange` says what travels to whom.
+        With `momenta`, the optimizer's momentum goes with the models.
         With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
         self.choose = choose
         self.gradients.weighs = rules.divisor == "samples"
         rates = 0 if moves else len(self.step_merge.rates)
-        layout = self.layout if moves is None else self._with_buffers()
+        layout = self.layout if moves is None else self._with_buffers(momenta)
         self.names, self.tensors = layout.names, layout.parameters
         engine = Engine(
             self.world,
@@ -129,14 +133,20 @@ class Replica(MicroBatch):
             self.shift = engine.merge = merge(layout, self.world.size == 1)
             engine.write, engine.weight = self.shift.give, moves
             engine.piles.written_late = True
-            if not merge.common:
+            if isinstance(self.shift, Public):
+                engine.land = self.shift.land
+            if not self.shift.common:
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
         self.engine = engine
 
-    def _with_buffers(self) -> Layout:
-        """Parameters and buffers, of which an own step moves both."""
-        names, tensors = [*self.names, *self._buffers], [*self.parameters, *self._buffers.values()]
+    def _with_buffers(self, momenta: bool) -> Layout:
+        """Parameters and buffers, of which an own step moves both; and the momentum, perhaps."""
+        more: dict[str, Tensor] = {}
+        if momenta:
+            more |= momenta_of(self._optimizer, self.names, self.parameters)
+        more |= self.buffers
+        names, tensors = [*self.names, *more], [*self.parameters, *more.values()]
         return Layout(names, tensors, self._bucket_bytes)
 
     def contribute(
@@ -355,6 +365,9 @@ class Replica(MicroBatch):
 
     def _pile_up_moves(self, pile: Pile) -> None:
         """Count them only: the round that takes them has them written."""
+        assert self.shift is not None
+        bad = self.shift.made()
+        pile.bad_parameter = pile.bad_parameter if bad is None else bad
         self._count(pile)
         if self._own_is_bad:  # it has moved nothing, and weighs nothing
             pile.samples -= self.samples

@@ -2,7 +2,8 @@
 
 from offbeat.rounds.agreement import agree
 from offbeat.rounds.engine import Arrival, Engine
-from offbeat.rounds.exchange import Exchange, SumOverAll
+from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
+from offbeat.rounds.groups import Groups, SumInGroups
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.pile import Pile
@@ -17,7 +18,9 @@ __all__ = [
     "Engine",
     "Exchange",
     "Flats",
+    "Groups",
     "Layout",
+    "MakeExchange",
     "Means",
     "Measured",
     "Merge",
@@ -27,6 +30,7 @@ __all__ = [
     "Rates",
     "Round",
     "Rules",
+    "SumInGroups",
     "SumOverAll",
     "agree",
     "partial_all_reduce",

@@ -49,7 +49,7 @@ from typing import Literal
 
 from offbeat.errors import ClosedError
 from offbeat.rounds.agreement import agree
-from offbeat.rounds.exchange import Exchange, SumOverAll
+from offbeat.rounds.exchange import MakeExchange, SumOverAll
 from offbeat.rounds.header import HERE, LEFT, PAUSED
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.pile import Pile
@@ -77,11 +77,12 @@ class Engine(Presence):
         notes: int = 0,
         rates: int = 0,
         choose: Callable[[Measured], int] | None = None,
-        exchange: type[Exchange] = SumOverAll,
+        exchange: MakeExchange = SumOverAll,
         begin: bool = True,
     ) -> None:
         """Without `begin`, that is left to the caller, who has more to set up before."""
         Quorum.of(rules.quorum, world.size)
+        Quorum.of(rules.period_quorum, world.size, "period_quorum")
         # Not the name: a name may be used again, or be another one on some workers.
         place = f"rounds/{next(world.numbers)}"
         settings = {
@@ -152,7 +153,7 @@ class Engine(Presence):
             # On time: wait for the round that will take this. Late: only for one under way. With a
             # delay: for one that is so much older; but who is late does not know how old its next
             # gradient will be, so where staleness has a bound it waits.
-            on_time = arrive and not late
+            on_time = arrive and (not late or self._rules.periodic(self._offset + self._started))
             self._went_on_for = self._started + on_time
             self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1

@@ -46,8 +46,6 @@ class Early(Protocol):
 class Exchange(Protocol):
     """What travels to whom; made alike on every worker."""
 
-    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None: ...
-
     @property
     def launched(self) -> int:
         """How many buckets of the next round are under way."""
@@ -60,6 +58,9 @@ class Exchange(Protocol):
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Exchange a pile, in place; return what everyone says of its part."""
+
+
+MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
 
 
 class SumOverAll:

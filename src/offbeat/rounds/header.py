@@ -29,6 +29,8 @@ _OF_ALL = 8
 class Share:
     """What one worker says of its part in a round. float32 holds each number, or nearly."""
 
+    round: int = 0
+    """The round's number, which all know."""
     samples: float = 0.0
     presence: int = HERE
     age: int = 0
@@ -93,6 +95,11 @@ class Shares:
     def paused(self) -> tuple[int, ...]:
         """Who has."""
         return self._ranks(PAUSED)
+
+    @property
+    def all_left(self) -> bool:
+        """Whether this round is the last."""
+        return not (self.here or self.away or self.paused)
 
     @cached_property
     def active(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class Log:
 
     def __init__(self, piles: Piles) -> None:
         self._piles = piles
-        self._rounds: deque[tuple[Round, Pile, float, float]] = deque()
+        self._rounds: deque[tuple[Round, Pile | None, float, float]] = deque()
         self._lent: Pile | None = None
         self.completed = 0
         self.taken = 0
@@ -36,8 +36,8 @@ class Log:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    def append(self, told: Round, pile: Pile, began_s: float, ended_s: float) -> None:
-        """A round has completed, between these moments: what it says, and its sum."""
+    def append(self, told: Round, pile: Pile | None, began_s: float, ended_s: float) -> None:
+        """A round has completed, between these moments: what it says, and its sum, if any."""
         self._rounds.append((told, pile, began_s, ended_s))
         self.completed += 1
 
@@ -50,9 +50,8 @@ class Log:
         """Lend the oldest round, for this merge; `returned` follows."""
         told, pile, began_s, ended_s = self._rounds.popleft()
         self._lent = pile
-        return told.but(
-            sum=pile.flats, began_s=began_s, ended_s=ended_s, merge=merge, waited_s=waited_s
-        )
+        lent = {} if pile is None else {"sum": pile.flats}
+        return told.but(**lent, began_s=began_s, ended_s=ended_s, merge=merge, waited_s=waited_s)
 
     def returned(self) -> None:
         """The round that was lent has been read."""

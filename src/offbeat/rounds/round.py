@@ -18,6 +18,8 @@ class Merge(Protocol):
     """Whether this is the worker's own step, on its own gradient: no other knows of it."""
     counts: bool
     """Whether the samples in the round become applied samples by it."""
+    spares: bool
+    """Whether a round that is skipped costs nobody anything but the worker that is at fault."""
 
     def begin(self, round: Round) -> bool:
         """Put the round in place; say whether the optimizer has a step to make now."""
@@ -76,6 +78,8 @@ class Round:
     ends: bool = False
     """Somebody has asked that all end their loops with this round."""
 
+    group: tuple[int, ...] = ()
+    """The workers whose sum it is on this worker, if not that of all."""
     merge: Merge | None = None
     """What a worker does with it."""
 

@@ -82,7 +82,7 @@ class Service(State):
         if keeps:
             pile = self.piles.nothing()
         else:
-            if self.piles.micro_batches:
+            if self.piles.micro_batches or self.land is not None:
                 self._write(self.piles.growing)
             pile = self.piles.take()
             self.gave_s = self._world.now()
@@ -110,16 +110,20 @@ class Service(State):
     def _write(self, pile: Pile) -> None:
         """Fill the buffer at the last moment; under lock.
 
-        Not without samples: such a round may hold none at all, and then nobody applies it.
+        Not without samples: such a round may hold none at all, and then nobody applies it. But
+        where rounds land, all give to each.
         """
-        if self.write is not None and pile.samples and not pile.written:
+        if self.write is None or pile.written:
+            return
+        if pile.samples or self.land is not None:
             self.piles.furnish(pile)
             number = self._offset + self._started + self._is_set_aside()
             weight = self.weight(pile)
             for _ in self.write(number, pile.flats, weight, self._in_round):
                 if self._in_round:  # the next bucket is written while this one travels
                     self._exchange.see_and_launch(pile)
-            pile.written, pile.unseen = True, not self._in_round
+            pile.written = True
+            pile.unseen = not self._in_round and self.land is None  # a model has been looked at
 
     def _share_of(self, pile: Pile, round: int, keeps: bool) -> Share:
         """What this worker's part of the header says."""
@@ -129,6 +133,7 @@ class Service(State):
         self._weighed = weight or self._weighed
         known = max(self.log.taken, self._resumes_after)
         return Share(
+            round=self._offset + round,
             samples=pile.samples,
             presence=self._presence,
             age=0 if self._presence != HERE else round + 1 - known,
@@ -175,6 +180,9 @@ class Service(State):
         due = shares.due(rules.max_staleness_rounds)
         following = self._start_of(round + 1, shares.active, due) if shares.active else None
         over = not shares.here and not away
+        kept: Pile | None = pile
+        if self.land is not None:
+            completed, kept = self.land(completed, pile.flats, shares.all_left), None
         with self._state:  # for as short as can be: the program may want to go on
             if over and not samples and (rules.keeps or not paused):
                 self.log.pass_by()  # all have left, or pause, and nobody brought anything
@@ -182,7 +190,9 @@ class Service(State):
                 self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
-                self.log.append(completed, pile, began_s, ended_s)
+                self.log.append(completed, kept, began_s, ended_s)
+                if kept is None:
+                    self.piles.give_back(pile)
             if over:
                 self._paused = len(paused)
                 self._settled, self._ended = bool(paused), not paused

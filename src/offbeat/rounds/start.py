@@ -50,6 +50,9 @@ class Rules:
     """A round does not start with fewer, as long as everybody is here, and somebody can add."""
     most_samples: float = inf
     """With so many a round starts, whoever is there."""
+    period: int | None = None
+    """Every so many rounds, one has another quorum. Who comes late to that one is there, too."""
+    period_quorum: str | int | float = "all"
 
     def __post_init__(self) -> None:
         if self.max_staleness_rounds is not None and self.max_staleness_rounds < 0:
@@ -60,6 +63,10 @@ class Rules:
             raise ValueError(f"in lockstep the quorum is all, got {self.quorum!r}")
         if not 0 <= self.grace_s < inf:
             raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
+
+    def periodic(self, number: int) -> bool:
+        """Whether the round of this number is one of those that have another quorum."""
+        return self.period is not None and (number + 1) % self.period == 0
 
     @cached_property
     def even(self) -> bool:

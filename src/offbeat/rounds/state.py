@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
-from offbeat.rounds.exchange import Early, Exchange, Write
+from offbeat.rounds.exchange import Early, MakeExchange, Write
 from offbeat.rounds.header import AWAY, HERE, Share
-from offbeat.rounds.layout import Layout
+from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
 from offbeat.worlds.base import Activity, World
 
+Land = Callable[[Round, Flats, bool], Round]
+"""Gets a round, its sum, and whether it is the last one; returns what the log keeps of it."""
 GRACE_S = 2e-3
 """How long a worker may be away, or wait, before it says so."""
 
@@ -31,13 +33,13 @@ class State:
     __slots__ = (
         *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
         *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
-        *("early", "fold", "followed", "may_fold", "merge", "weight", "write"),
+        *("early", "fold", "followed", "land", "may_fold", "merge", "weight", "write"),
         *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
         *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
-        *("_wanted", "_wants_room", "_weighed"),
+        *("_period_quorum", "_wanted", "_wants_room", "_weighed"),
     )
 
     def __init__(
@@ -50,7 +52,7 @@ class State:
         notes: int,
         rates: int,
         choose: Callable[[Measured], int] | None,
-        exchange: type[Exchange],
+        exchange: MakeExchange,
     ) -> None:
         self._world = world
         self._name = name
@@ -64,6 +66,9 @@ class State:
         self.write: Write | None = None
         """Writes what a round takes when it takes it; else `contribute` does."""
         self.weight: Callable[[Pile], float] = lambda pile: pile.samples
+        self.land: Land | None = None
+        """Takes what every round has summed up, before anybody hears of it. Then this worker gives
+        to every round, with samples or without: what it has written is its model."""
         self.early: Early | None = None
         self.fold: Callable[[Iterator[Round]], None] | None = None
         """Applies rounds to something other than the parameters: see log.py."""
@@ -114,6 +119,7 @@ class State:
         self._ended = False  # all have left
         self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = told.quorum_of(rules.quorum, world.size)
+        self._period_quorum = told.quorum_of(rules.period_quorum, world.size)
         self._arrivals = Arrivals(world, place, rules, self._first_start())
         self._bells = Bells(world, place)
         self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
@@ -130,7 +136,9 @@ class State:
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
         # A worker that has left brings nothing more: the samples may never be enough.
         least = self._rules.least_samples if len(active) == self._world.size else 0.0
-        return told.start(round, self._quorum, self._offset + round, active, due, least)
+        number = self._offset + round
+        quorum = self._period_quorum if self._rules.periodic(number) else self._quorum
+        return told.start(round, quorum, number, active, due, least)
 
     # --- arrivals; under lock ----------------------------------------------------------------
 
