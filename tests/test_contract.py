@@ -127,6 +127,20 @@ ALGORITHMS: dict[str, Contract] = {
     ),
     "lbbsp": Contract(lambda _: offbeat.LBBSP(2), lambda _: offbeat.LBBSP(1)),
     "local": Contract(lambda _: offbeat.LocalSGD(3), lambda _: offbeat.LocalSGD(1), exact=False),
+    **{
+        f"{name.lower()}-{graph}": Contract(
+            lambda _, name=name, graph=graph: getattr(offbeat, name)(graph),  # type: ignore[misc]
+            lambda _, name=name: getattr(offbeat, name)("complete"),  # type: ignore[misc]
+            exact=False,
+        )
+        for name, graph in {
+            "DPSGD": "one-peer",
+            "DmSGD": "ring",
+            "DecentLaM": "mesh",
+            "EDM": "lazy-ring",
+            "MomentumTracking": "exponential",
+        }.items()
+    },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
@@ -143,6 +157,7 @@ CLUSTERS = [
 SOON = {
     *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
     *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
+    *("dpsgd-one-peer", "decentlam-mesh", "momentumtracking-exponential"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",

@@ -28,6 +28,7 @@ class Step:
 
     own = False
     counts = True
+    alike = True
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class OwnStep:
 
     own = True
     counts = True
+    alike = False
 
     def __init__(self, parameters: Sequence[Tensor], clip_norm: float | None) -> None:
         self._parameters = parameters

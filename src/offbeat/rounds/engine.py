@@ -43,14 +43,14 @@ from typing import Literal
 from offbeat.errors import ClosedError
 from offbeat.rounds.agreement import agree
 from offbeat.rounds.exchange import Exchange, SumOverAll
-from offbeat.rounds.header import HERE, LEFT, PAUSED
+from offbeat.rounds.header import HERE, LEFT, PAUSED, Header
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.presence import Presence
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Rules
-from offbeat.worlds.base import World
+from offbeat.worlds.base import Channel, World
 
 Arrival = Literal["on time", "late", "dropped"]
 
@@ -70,7 +70,7 @@ class Engine(Presence):
         notes: int = 0,
         rates: int = 0,
         choose: Callable[[Measured], int] | None = None,
-        exchange: type[Exchange] = SumOverAll,
+        exchange: Callable[[World, Channel, Layout, Header], Exchange] = SumOverAll,
         begin: bool = True,
     ) -> None:
         """Without `begin`, that is left to the caller, who has more to set up before."""
@@ -93,6 +93,11 @@ class Engine(Presence):
     def lockstep(self) -> bool:
         """Whether everybody waits for everybody in every round."""
         return self._rules.lockstep
+
+    @property
+    def known_share(self) -> float:
+        """Of all workers, how many this one hears of in a round."""
+        return 1.0
 
     @property
     def even(self) -> bool:

@@ -51,6 +51,8 @@ class Share:
     """It asks that all end their loops with this round."""
     rates: tuple[float, ...] = ()
     used: Sequence[bool] = ()
+    round: int = 0
+    """Its number, those before a checkpoint included. All know it: it does not travel."""
 
 
 @dataclass(frozen=True, eq=False)

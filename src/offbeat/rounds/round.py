@@ -18,6 +18,8 @@ class Merge(Protocol):
     """Whether this is the worker's own step, on its own gradient: no other knows of it."""
     counts: bool
     """Whether the samples in the round become applied samples by it."""
+    alike: bool
+    """Whether all workers have the same of it, so that what one raises for it, all do."""
 
     def begin(self, round: Round) -> bool:
         """Put the round in place; say whether the optimizer has a step to make now."""

@@ -124,6 +124,7 @@ class Service(State):
             ends=self._ends,
             rates=self._rates,
             used=pile.used,
+            round=self._offset + round,
         )
 
     def _share_again(self, share: Share, pile: Pile) -> Share:

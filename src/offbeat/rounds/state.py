@@ -12,13 +12,13 @@ from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.exchange import Early, Exchange, Write
-from offbeat.rounds.header import AWAY, HERE, Share
+from offbeat.rounds.header import AWAY, HERE, Header, Share
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
-from offbeat.worlds.base import Activity, World
+from offbeat.worlds.base import Activity, Channel, World
 
 GRACE_S = 2e-3
 """How long a worker may be away, or wait, before it says so."""
@@ -50,7 +50,7 @@ class State:
         notes: int,
         rates: int,
         choose: Callable[[Measured], int] | None,
-        exchange: type[Exchange],
+        exchange: Callable[[World, Channel, Layout, Header], Exchange],
     ) -> None:
         self._world = world
         self._name = name
