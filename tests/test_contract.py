@@ -166,6 +166,20 @@ ALGORITHMS: dict[str, Contract] = {
             "grace": {"steps": 3, "overlap": 2, "quorum": "solo", "grace_s": 0.2},
         }.items()
     },
+    **{
+        f"{name.lower()}-{graph}": Contract(
+            lambda _, name=name, graph=graph: getattr(offbeat, name)(graph),  # type: ignore[misc]
+            lambda _, name=name: getattr(offbeat, name)("complete"),  # type: ignore[misc]
+            exact=False,
+        )
+        for name, graph in {
+            "DPSGD": "one-peer",
+            "DmSGD": "ring",
+            "DecentLaM": "mesh",
+            "EDM": "lazy-ring",
+            "MomentumTracking": "exponential",
+        }.items()
+    },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
@@ -183,6 +197,7 @@ SOON = {
     *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
     *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
     *("local-speed", "dasgd-auto", "dasgd-quorum", "diloco-plain", "diloco-grace"),
+    *("dpsgd-one-peer", "decentlam-mesh", "momentumtracking-exponential"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",

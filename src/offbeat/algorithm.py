@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
+from torch.optim import Optimizer
+
 from offbeat.replica import Replica
 from offbeat.rounds import Round
 
@@ -42,6 +44,9 @@ class Algorithm(ABC):
 
     def check(self, size: int) -> None:  # noqa: B027 - most settings fit any cluster
         """Raise ValueError if the settings do not fit a cluster of `size` workers."""
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - most take any
+        """Raise ValueError if the method does not go with the optimizer's settings."""
 
     @property
     def round_steps(self) -> int:

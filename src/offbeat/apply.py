@@ -42,7 +42,8 @@ class Applier:
         self.schedule = schedule
         self._followers = followers
         self.samples = 0.0
-        """Of all workers, in the rounds that this one has applied."""
+        """Of all workers, in the rounds that this one has applied; or what its neighbours' come to,
+        where it hears of nobody else."""
         self.asked_to_end = False
         """Whether somebody has asked that all end their loops."""
         self._nonfinite = nonfinite
@@ -76,7 +77,7 @@ class Applier:
             assert each.merge is not None
             if each.bad is not None:
                 self._not_finite(each, *each.bad, skip=each.merge.fold)
-            elif each.samples:
+            elif each.samples or not each.merge.alike:
                 each.merge.fold(each)
                 self._note(each)
                 self._followers.folded(each, each.merge.agreed())
@@ -112,7 +113,7 @@ class Applier:
             assert each.merge is not None
             if each.bad is not None:
                 self._not_finite(each, *each.bad, skip=each.merge.skip)
-            elif not each.samples:  # nobody had data: nothing to apply
+            elif not each.samples and each.merge.alike:  # nobody had data: nothing to apply
                 self._passed_by(each)
             else:
                 self._round = each
@@ -138,7 +139,7 @@ class Applier:
         if applied.merge.own:
             return
         self._tell_round(applied, now)
-        self.samples += applied.samples
+        self.samples += applied.samples / self._replica.engine.known_share
         self._passed_by(applied, applied=True)
 
     def _check_schedule(self) -> None:
@@ -165,7 +166,7 @@ class Applier:
                 round=bad.round,
                 parameter=parameter,
             )
-            error.everywhere = not merge.own
+            error.everywhere = merge.alike
             raise error
         self.stats.skipped_rounds += 1
         me = self._replica.world.rank

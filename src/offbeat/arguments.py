@@ -46,6 +46,7 @@ def check_arguments(
         raise TypeError(
             f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got {algorithm!r}"
         )
+    algorithm.check_optimizer(optimizer)
     if isinstance(scheduler, ReduceLROnPlateau) or (
         scheduler is not None and not isinstance(scheduler, LRScheduler)
     ):

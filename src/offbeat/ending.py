@@ -49,16 +49,19 @@ def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
     """Count this worker's steps until all have reached the goal.
 
     Rounds and samples are what all workers know alike, so all end with the same round. Clocks are
-    not: whoever's time is up asks all to end with the next round.
+    not: whoever's time is up asks all to end with the next round. Nor are samples, where a worker
+    hears of its neighbours' only.
     """
     rounds = math.inf if goal.rounds is None else goal.rounds
     samples = math.inf if goal.samples is None else goal.samples
     ends_s = math.inf if goal.seconds is None else replica.world.now() + goal.seconds
+    engine = replica.engine
     for step in count():
-        if replica.round >= rounds or applier.samples >= samples or applier.asked_to_end:
+        enough = applier.samples >= samples
+        if replica.round >= rounds or applier.asked_to_end or (enough and engine.known_share == 1):
             return
-        if replica.world.now() >= ends_s:
-            replica.engine.ask_end()
+        if enough or replica.world.now() >= ends_s:
+            engine.ask_end()
         yield step
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from offbeat.merges.shift import Shift, _add, _copy
 from offbeat.rounds import Flats, Groups, Layout, Round
-from offbeat.worlds import World
+from offbeat.worlds import Channel, World
 
 
 class Public(Shift):
@@ -94,7 +94,7 @@ class Public(Shift):
         with self._lock:
             self._catch_up()
 
-    def settled(self) -> None:
+    def settled(self, channel: Channel | None = None) -> None:
         """Have the public model in the parameters: all have left, and it is the same everywhere."""
         with self._lock:
             self._drop_owed()
@@ -209,7 +209,7 @@ class Offered(Public):
         with self._lock:
             self._moved = True
 
-    def settled(self) -> None:
+    def settled(self, channel: Channel | None = None) -> None:
         """Have the mean of the last round."""
         self._late = False
         self.adopt()

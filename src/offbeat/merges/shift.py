@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from offbeat.rounds import Flats, Layout, Round
+from offbeat.worlds import Channel
 
 
 class Shift:
@@ -43,11 +44,12 @@ class Shift:
     """Whether all workers have the same base. If not, `read` tells what this worker's model is, and
     whoever wants to know what they are together asks for their mean: see rounds/means.py."""
     spares = False
+    alike = True
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Without a common base: what to hold while parameters change elsewhere than in a round."""
 
     def __init__(self, layout: Layout, alone: bool) -> None:
-        self._layout = layout
+        self._layout = self.travels = layout
         self._parameters = layout.parameters
         self._alone = alone
         self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
@@ -212,7 +214,7 @@ class Shift:
             self._places.append((self._stands, self._place()))
             self._stands = None
 
-    def settled(self) -> None:
+    def settled(self, channel: Channel | None = None) -> None:
         """Have the base in the parameters for good: no moves are left but what was rounded."""
         self.adopt()
         _copy(self._base.views, self._parameters)

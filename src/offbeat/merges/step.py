@@ -29,6 +29,7 @@ class Step:
     own = False
     counts = True
     spares = False
+    alike = True
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class OwnStep:
     own = True
     counts = True
     spares = False
+    alike = False
 
     def __init__(self, parameters: Sequence[Tensor], clip_norm: float | None) -> None:
         self._parameters = parameters

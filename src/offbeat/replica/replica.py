@@ -77,6 +77,7 @@ class Replica(MicroBatch):
         self.overlap = Overlap(self)
         self.models = world.channel(name)  # the program's own, between rounds
         self.choose: Callable[[Measured], int] | None = None
+        self.optimizer, self.clip_norm = optimizer, clip_norm
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
         self.shift: Shift | None = None
         self.means: Means | None = None
@@ -100,13 +101,16 @@ class Replica(MicroBatch):
         merge: Callable[[Layout, bool], Shift] = Shift,
         exchange: MakeExchange = SumOverAll,
         momenta: bool = False,
+        engine: type[Engine] = Engine,
+        own: OwnStep | None = None,
         early: bool = False,
     ) -> None:
         """Have rounds start by these rules, from now on.
 
         `notes` says how many numbers every worker tells the others in every round. With `moves`,
         rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each;
-        `merge` says what a worker does with their mean. `exchange` says what travels to whom.
+        `merge` says what a worker does with their mean, `own` what an own step is. `exchange` says
+        what travels to whom, `engine` who waits for whom.
         With `momenta`, the optimizer's momentum goes with the models.
         With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
@@ -115,10 +119,13 @@ class Replica(MicroBatch):
         rates = 0 if moves else len(self.step_merge.rates)
         layout = self.layout if moves is None else self._with_buffers(momenta)
         self.names, self.tensors = layout.names, layout.parameters
-        engine = Engine(
+        if moves is not None:
+            self.shift = merge(layout, self.world.size == 1)
+            self._own = own or self._own
+        self.engine = engine(
             self.world,
             self.name,
-            layout,
+            layout if self.shift is None else self.shift.travels,
             rules,
             notes=notes,
             rates=rates,
@@ -127,18 +134,16 @@ class Replica(MicroBatch):
             begin=False,
         )
         self.overlap.on &= early
-        engine.early = self.overlap if self.overlap.on else None
-        engine.merge = self.step_merge
-        if moves is not None:
-            self.shift = engine.merge = merge(layout, self.world.size == 1)
-            engine.write, engine.weight = self.shift.give, moves
-            engine.piles.written_late = True
+        self.engine.early = self.overlap if self.overlap.on else None
+        self.engine.merge = self.shift or self.step_merge
+        if self.shift is not None and moves is not None:
+            self.engine.write, self.engine.weight = self.shift.give, moves
+            self.engine.piles.written_late = True
             if isinstance(self.shift, Public):
-                engine.land = self.shift.land
+                self.engine.land = self.shift.land
             if not self.shift.common:
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
-        self.engine = engine
 
     def _with_buffers(self, momenta: bool) -> Layout:
         """Parameters and buffers, of which an own step moves both; and the momentum, perhaps."""
@@ -244,7 +249,7 @@ class Replica(MicroBatch):
             self.shift.check()
         yield from self.known(self.engine.leave())
         if self.shift is not None:
-            self.shift.settled()
+            self.shift.settled(self.models)
         if self.means is not None:
             self.means.end()
 

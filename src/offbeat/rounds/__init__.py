@@ -3,9 +3,12 @@
 from offbeat.rounds.agreement import agree
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
+from offbeat.rounds.gossip import Gossip
 from offbeat.rounds.groups import Groups, SumInGroups
+from offbeat.rounds.header import Header
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
+from offbeat.rounds.neighbours import Neighbours
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.rates import Rates
@@ -18,12 +21,15 @@ __all__ = [
     "Engine",
     "Exchange",
     "Flats",
+    "Gossip",
     "Groups",
+    "Header",
     "Layout",
     "MakeExchange",
     "Means",
     "Measured",
     "Merge",
+    "Neighbours",
     "Partial",
     "Pile",
     "Quorum",

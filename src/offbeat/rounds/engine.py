@@ -103,6 +103,11 @@ class Engine(Presence):
         return self._rules.lockstep
 
     @property
+    def known_share(self) -> float:
+        """Of all workers, how many this one hears of in a round."""
+        return 1.0
+
+    @property
     def even(self) -> bool:
         """Whether workers come to every round after as many steps."""
         return self._rules.even

@@ -54,6 +54,7 @@ class Layout:
     ) -> None:
         self.names = tuple(names)
         self.parameters = tuple(parameters)
+        self.bucket_bytes = bucket_bytes
         slots: dict[int, Slot] = {}
         self.buckets: list[Bucket] = []
         open_: dict[tuple[torch.device, torch.dtype], tuple[list[int], int]] = {}

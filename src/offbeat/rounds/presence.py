@@ -92,7 +92,7 @@ class Presence(Background):
 
     def resume(self) -> None:
         """Go on after `settle`, once everyone has seen what it wanted to see."""
-        control, key = self._world.control, f"{self._place}/resume/{self.log.completed}"
+        control, key = self._world.control, self._pause_key()
         if control.add(key, 1) == self._paused:
             control.set(f"{key}/all", b"1")
             if self._resumed:  # all have passed that, to come here
@@ -106,6 +106,10 @@ class Presence(Background):
             self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
             self.gave_s = self._world.now()
             self._stir()
+
+    def _pause_key(self) -> str:
+        """What is the same on all who pause, and no other time."""
+        return f"{self._place}/resume/{self.log.completed}"
 
     def stop(self) -> None:
         """Leave without looking at the rounds: everyone raises the same error, and does so."""

@@ -20,6 +20,8 @@ class Merge(Protocol):
     """Whether the samples in the round become applied samples by it."""
     spares: bool
     """Whether a round that is skipped costs nobody anything but the worker that is at fault."""
+    alike: bool
+    """Whether all workers have the same of it, so that what one raises for it, all do."""
 
     def begin(self, round: Round) -> bool:
         """Put the round in place; say whether the optimizer has a step to make now."""

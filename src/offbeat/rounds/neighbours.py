@@ -1,0 +1,99 @@
+"""What travels to whom: to one's neighbours in a graph, and the weighted mean of what comes back.
+
+A worker sends its pile to those who hear it, and makes sum_j W[i, j] y_j of its own and of what it
+hears; in the order of ranks, so that those who hear the same have the same bits. The header lies in
+the margin, as ever, but it is the sum over the neighbourhood: the other workers' slots are empty.
+
+Bucket by bucket: the next one travels while this one is mixed, and two are all that a worker keeps
+of what each neighbour sends.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from offbeat.graphs import Graph
+from offbeat.rounds.header import Header, Share, Shares, read
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.pile import Pile
+from offbeat.worlds.base import Channel, Work, World
+
+_IN_FLIGHT = 2
+
+
+class Neighbours:
+    """An exchange over one graph."""
+
+    def __init__(
+        self, graph: Graph, world: World, channel: Channel, layout: Layout, header: Header
+    ) -> None:
+        self.graph = graph
+        self._rank = world.rank
+        self._channel = channel
+        self._layout = layout
+        self._header = header
+        self._rooms: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+        for bucket in layout.buckets:  # make the groups now, not in the first round
+            channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
+
+    launched = 0
+
+    def launch(self, pile: Pile, not_before: float | None = None) -> None:
+        raise AssertionError("what goes to neighbours is not known before the step")
+
+    def see_and_launch(self, pile: Pile) -> None:
+        raise AssertionError("what goes to neighbours is written at once")
+
+    def reduce(self, pile: Pile, share: Share) -> Shares:
+        """Mix a pile with the neighbours' of this round, in place; what they say of theirs."""
+        weights = self.graph.received(self._rank, share.round)
+        targets = self.graph.sent(self._rank, share.round)
+        flats = pile.flats
+        flats.margin.write(self._header.written(self._rank, share))
+        pile.blank = False
+        under_way: list[tuple[int, dict[int, Tensor], Work]] = []
+        for number, tensor in enumerate(flats.tensors):
+            heard = self._room(number, tensor, [rank for rank in weights if rank != self._rank])
+            work = self._channel.exchange(dict.fromkeys(targets, tensor), heard)
+            under_way.append((number, heard, work))
+            if len(under_way) == _IN_FLIGHT:
+                self._mix(flats.tensors, weights, *under_way.pop(0))
+        for each in under_way:
+            self._mix(flats.tensors, weights, *each)
+        return read(self._header, flats.margin.read(), flats.margin.kind)
+
+    def _room(self, number: int, like: Tensor, ranks: list[int]) -> dict[int, Tensor]:
+        """Where to put what comes from each of them."""
+        found = {}
+        for place, rank in enumerate(ranks):
+            key = (number % _IN_FLIGHT, place, like.device, like.dtype)
+            room = self._rooms.get(key)
+            if room is None or len(room) < len(like):
+                room = self._rooms[key] = torch.empty_like(like)
+            found[rank] = room[: len(like)]
+        return found
+
+    def _mix(
+        self,
+        mine: list[Tensor],
+        weights: dict[int, float],
+        number: int,
+        heard: dict[int, Tensor],
+        work: Work,
+    ) -> None:
+        work.wait()
+        own, end = mine[number], self._layout.buckets[number].numel
+        for tensor in heard.values():
+            own[end:] += tensor[end:]  # the margin: each worker has its own place in it
+        bodies = [
+            ((own if rank == self._rank else heard[rank])[:end], weight)
+            for rank, weight in weights.items()
+        ]
+        mixed, first = bodies[0]
+        if first != 1.0:
+            mixed.mul_(first)
+        for body, weight in bodies[1:]:
+            mixed.add_(body, alpha=weight)
+        if len(bodies) > 1 and self._rank != next(iter(weights)):
+            own[:end].copy_(mixed)
