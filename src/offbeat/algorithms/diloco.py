@@ -77,6 +77,8 @@ class DiLoCo(Algorithm):
                 f"overlap must be between 0 and {self._period}, the steps from one launch to the "
                 f"next, got {self.overlap!r}"
             )
+        if not 0 <= self.grace_s < float("inf"):
+            raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
         if self.grace_s and self.quorum == "all":
             raise ValueError(f'grace_s is for a quorum below "all", got {self.grace_s}')
 
