@@ -88,7 +88,13 @@ class DiLoCo(Algorithm):
     def start(self, replica: Replica) -> None:
         rules = Rules("all", lockstep=True, divisor="moves")
         if not self._in_lockstep:
-            rules = Rules(self.quorum, at_arrival=True, grace_s=self.grace_s, divisor="moves")
+            rules = Rules(
+                self.quorum,
+                at_arrival=True,
+                fragments=self.fragments,
+                grace_s=self.grace_s,
+                divisor="moves",
+            )
         merge = partial(Outer, lr=self.lr, momentum=self.momentum)
         replica.open(rules, moves=lambda pile: pile.batch_per_step, merge=merge)
 

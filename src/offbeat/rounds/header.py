@@ -95,6 +95,11 @@ class Shares:
         return self._ranks(PAUSED)
 
     @cached_property
+    def left(self) -> frozenset[int]:
+        """Who has."""
+        return frozenset(self._ranks(LEFT))
+
+    @cached_property
     def active(self) -> tuple[int, ...]:
         """Who takes part in the next round.
 

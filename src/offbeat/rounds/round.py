@@ -76,6 +76,9 @@ class Round:
     ends: bool = False
     """Somebody has asked that all end their loops with this round."""
 
+    buckets: tuple[int, ...] | None = None
+    """Which buckets of the sum it carries: see fragments.py; None: all."""
+
     merge: Merge | None = None
     """What a worker does with it."""
 
