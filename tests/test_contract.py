@@ -164,6 +164,8 @@ ALGORITHMS: dict[str, Contract] = {
             "overlap": {"steps": 2, "overlap": 1},
             "quorum": {"steps": 2, "lr": 0.5, "momentum": 0.5, "quorum": 2},
             "grace": {"steps": 3, "overlap": 2, "quorum": "solo", "grace_s": 0.2},
+            "fragments": {"steps": 4, "fragments": 2, "overlap": 1},
+            "streams": {"steps": 3, "fragments": 3, "overlap": 1, "quorum": 2},
         }.items()
     },
     **{
@@ -183,6 +185,9 @@ ALGORITHMS: dict[str, Contract] = {
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
+BUCKETS = 16
+"""Bytes: small, so that there are three of them."""
+
 CLUSTERS = [
     "uniform-8",
     "two-slow-of-eight",
@@ -198,6 +203,7 @@ SOON = {
     *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
     *("local-speed", "dasgd-auto", "dasgd-quorum", "diloco-plain", "diloco-grace"),
     *("dpsgd-one-peer", "decentlam-mesh", "momentumtracking-exponential"),
+    "diloco-streams",
 }
 every_algorithm = pytest.mark.parametrize(
     "name",
@@ -245,7 +251,9 @@ def test_alone_it_equals_plain_pytorch_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_nothing_is_lost_and_replicas_are_identical_on_any_cluster(name: str, cluster: str) -> None:
     algorithm = ALGORITHMS[name].make(Cluster.load(cluster).workers)
-    run = offbeat.run(lambda: train(algorithm=algorithm, steps=_uneven), cluster, seed=5)
+    run = offbeat.run(
+        lambda: train(algorithm=algorithm, steps=_uneven, bucket_bytes=BUCKETS), cluster, seed=5
+    )
     _kept(run.results, _uneven)
 
 
@@ -253,7 +261,9 @@ def test_nothing_is_lost_and_replicas_are_identical_on_any_cluster(name: str, cl
 def test_a_run_is_deterministic(name: str) -> None:
     algorithm = ALGORITHMS[name].make(8)
     first, again = (
-        offbeat.run(lambda: train(algorithm=algorithm), "two-slow-of-eight", seed=1)
+        offbeat.run(
+            lambda: train(algorithm=algorithm, bucket_bytes=BUCKETS), "two-slow-of-eight", seed=1
+        )
         for _ in range(2)
     )
     assert first.seconds == again.seconds
@@ -261,7 +271,10 @@ def test_a_run_is_deterministic(name: str) -> None:
 
 
 def _train_each(names: list[str], workers: int) -> dict[str, Any]:
-    return {name: train(algorithm=ALGORITHMS[name].make(workers), steps=_uneven) for name in names}
+    return {
+        name: train(algorithm=ALGORITHMS[name].make(workers), steps=_uneven, bucket_bytes=BUCKETS)
+        for name in names
+    }
 
 
 def _family(name: str) -> str:
@@ -286,7 +299,7 @@ def _lose_one(algorithm: offbeat.Algorithm, victim: int, at: int) -> float:
     opt = sgd(model)
     step, began = 0, time.monotonic()
     try:
-        with offbeat.attach(model, opt, algorithm, bucket_bytes=64) as dp:
+        with offbeat.attach(model, opt, algorithm, bucket_bytes=BUCKETS) as dp:
             while True:
                 opt.zero_grad()
                 loss(model, dp.rank, step).backward()

@@ -77,6 +77,8 @@ class DiLoCo(Algorithm):
                 f"overlap must be between 0 and {self._period}, the steps from one launch to the "
                 f"next, got {self.overlap!r}"
             )
+        if not 0 <= self.grace_s < float("inf"):
+            raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
         if self.grace_s and self.quorum == "all":
             raise ValueError(f'grace_s is for a quorum below "all", got {self.grace_s}')
 
@@ -86,7 +88,13 @@ class DiLoCo(Algorithm):
     def start(self, replica: Replica) -> None:
         rules = Rules("all", lockstep=True, divisor="moves")
         if not self._in_lockstep:
-            rules = Rules(self.quorum, at_arrival=True, grace_s=self.grace_s, divisor="moves")
+            rules = Rules(
+                self.quorum,
+                at_arrival=True,
+                fragments=self.fragments,
+                grace_s=self.grace_s,
+                divisor="moves",
+            )
         merge = partial(Outer, lr=self.lr, momentum=self.momentum)
         replica.open(rules, moves=lambda pile: pile.batch_per_step, merge=merge)
 

@@ -34,23 +34,25 @@ class Outer(Shift):
         self._momentum = momentum
         self._buffer = Flats(layout)
         self._trained = [
-            number
-            for number, tensor in enumerate(layout.parameters)
-            if isinstance(tensor, nn.Parameter)
+            [n for n in bucket.parameters if isinstance(layout.parameters[n], nn.Parameter)]
+            for bucket in layout.buckets
         ]
 
     @torch.no_grad()
     def _advance(self, round: Round) -> tuple[Flats, float]:
-        torch._foreach_mul_(round.sum.bodies, 1 / round.divisor)
-        move = [round.sum.views[number] for number in self._trained]
+        buckets = range(len(self._trained)) if round.buckets is None else round.buckets
+        trained = [number for bucket in buckets for number in self._trained[bucket]]
+        bodies = [round.sum.bodies[bucket] for bucket in buckets]
+        torch._foreach_mul_(bodies, 1 / round.divisor)
+        move = [round.sum.views[number] for number in trained]
         if self._momentum and move:
-            b = [self._buffer.views[number] for number in self._trained]
+            b = [self._buffer.views[number] for number in trained]
             torch._foreach_mul_(b, self._momentum)
             torch._foreach_add_(b, move)
             torch._foreach_add_(move, b, alpha=self._momentum)
         if self._lr != 1 and move:
             torch._foreach_mul_(move, self._lr)
-        torch._foreach_add_(self._base.bodies, round.sum.bodies)
+        torch._foreach_add_([self._base.bodies[bucket] for bucket in buckets], bodies)
         return round.sum, 1.0
 
     def state_dict(self) -> dict[str, Any]:

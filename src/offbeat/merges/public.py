@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.merges.shift import Shift, _add, _copy
+from offbeat.merges.shift import Buckets, Shift, _add, _copy
 from offbeat.rounds import Flats, Groups, Layout, Round
 from offbeat.worlds import Channel, World
 
@@ -103,7 +103,9 @@ class Public(Shift):
 
     # --- the background ----------------------------------------------------------------------
 
-    def give(self, round: int, into: Flats, weight: float, waits: bool) -> Iterator[None]:
+    def give(
+        self, round: int, into: Flats, weight: float, waits: bool, buckets: Buckets = None
+    ) -> Iterator[None]:
         """Write the public model, bucket by bucket: each worker's counts the same."""
         with self._lock:
             self._given = self._base

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ from torch import Tensor
 
 from offbeat.rounds import Flats, Layout, Round
 from offbeat.worlds import Channel
+
+Buckets = tuple[int, ...] | None  # some of a layout's, or all: see rounds/fragments.py
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a worker was when it gave its moves to a round."""
+
+    round: int
+    at: Flats
+    buckets: Buckets
 
 
 class Shift:
@@ -52,7 +64,7 @@ class Shift:
         self._layout = self.travels = layout
         self._parameters = layout.parameters
         self._alone = alone
-        self._places: deque[tuple[int, Flats]] = deque()  # by round; there is rarely more than one
+        self._places: deque[_Place] = deque()  # by round; there is rarely more than one
         self._stands: int | None = None  # the round that took the moves of a worker that waits
         self._spare: list[Flats] = []
         self._owed: Flats | None = None  # what folded rounds shift the parameters by
@@ -79,34 +91,43 @@ class Shift:
         """An own step has been made; which parameter is not finite, if anybody looks."""
         return None
 
-    def give(self, round: int, into: Flats, weight: float, waits: bool) -> Iterator[None]:
+    def give(
+        self, round: int, into: Flats, weight: float, waits: bool, buckets: Buckets = None
+    ) -> Iterator[None]:
         """Write this worker's moves that no round has taken, times a weight: this round does.
 
-        Bucket by bucket. `waits` says that the program waits for the round before it moves on.
+        Bucket by bucket, of these or of all. `waits` says that the program waits for the round
+        before it moves on.
         """
         self._leave()
-        since = self._places[-1][1] if self._places else self._base
-        if waits and not self._places and self._owed is None:
+        since = [self._since(bucket) for bucket in range(len(self._layout.buckets))]
+        if waits and not self._places and self._owed is None and buckets is None:
             self._stands = round
             now: Sequence[Tensor] = self._parameters
         else:
-            place = self._place()
-            self._places.append((round, place))
+            place = self._place(buckets)
+            self._places.append(_Place(round, place, buckets))
             now = place.views
-        self._moved = False
-        for bucket, move in zip(self._layout.buckets, into.bodies, strict=True):
+        self._moved = self._moved and buckets is not None
+        for bucket in range(len(self._layout.buckets)) if buckets is None else buckets:
             with torch.no_grad():
-                for number in bucket.parameters:
-                    torch.sub(now[number], since.views[number], out=into.views[number])
+                for number in self._layout.buckets[bucket].parameters:
+                    torch.sub(now[number], since[bucket].views[number], out=into.views[number])
                 if weight != 1.0:
-                    move.mul_(weight)
+                    into.bodies[bucket].mul_(weight)
             yield
 
+    def _since(self, bucket: int) -> Flats:
+        """Where this worker's moves of a bucket that no round has taken begin."""
+        given = (each.at for each in reversed(self._places) if _has(each.buckets, bucket))
+        return next(given, self._base)
+
     @torch.no_grad()
-    def _place(self) -> Flats:
-        """Where this worker is."""
+    def _place(self, buckets: Buckets = None) -> Flats:
+        """Where this worker is; of these buckets, if not of all."""
         place = self._spare.pop() if self._spare else Flats(self._layout)
-        _copy(self._hidden or self._parameters, place.views)
+        here, numbers = self._hidden or self._parameters, self._numbers(buckets)
+        _copy([here[n] for n in numbers], [place.views[n] for n in numbers])
         if self._owed is not None:
             _add(place.bodies, self._owed.bodies, 1.0)
         if self._owes_numbers:
@@ -154,9 +175,11 @@ class Shift:
     def _take(self, round: Round, owed: Flats | None) -> None:
         if round.bad is not None:
             self._leave()
-        place = self._places.popleft()[1] if self._gave_to(round) else None
+        gave = self._places.popleft() if self._gave_to(round) else None
+        place = None if gave is None else gave.at
         stood, good = self._stands == round.round, bool(round.samples) and round.bad is None
-        if good and self._alone and (stood or place is not None):
+        parts = round.buckets if gave is None else gave.buckets
+        if good and self._alone and (stood or place is not None) and parts is None:
             self._be_mean(place)
             return
         by = round.sum, 1 / round.divisor
@@ -168,19 +191,26 @@ class Shift:
             if place is not None:
                 self._give_back(place)
             return
-        if place is not None:
+        if gave is not None and place is not None:
             if good and owed is None:
                 self._meet(place)
-            for base, before in zip(self._base.bodies, place.bodies, strict=True):
+            for number, (base, before) in enumerate(
+                zip(self._base.bodies, place.bodies, strict=True)
+            ):
+                if not _has(gave.buckets, number):
+                    continue
                 torch.sub(base, before, out=before)
                 if round.bad is not None:
                     before.nan_to_num_(0.0, 0.0, 0.0)
-            self._shift(place, 1.0, owed)
+            self._shift(place, 1.0, owed, gave.buckets)
             self._give_back(place)
-        elif good:
-            self._shift(*by, owed)
+        if good and gave is None:
+            self._shift(*by, owed, round.buckets)
+        elif good and gave is not None and gave.buckets is not None and round.buckets is None:
+            others = [n for n in range(len(self._layout.buckets)) if n not in gave.buckets]
+            self._shift(*by, owed, tuple(others))  # it carries more than this worker gave
         if round.bad is not None:
-            self._return_to_numbers(*(place.views for _, place in self._places))
+            self._return_to_numbers(*(place.at.views for place in self._places))
             if owed is None:
                 self._return_to_numbers(self._parameters)
             else:
@@ -188,8 +218,9 @@ class Shift:
 
     def _advance(self, round: Round) -> tuple[Flats, float]:
         """Move the base by what a round has brought; say by how much: a buffer times a number."""
-        _add(self._base.bodies, round.sum.bodies, 1 / round.divisor)
-        return round.sum, 1 / round.divisor
+        mean, buckets = 1 / round.divisor, round.buckets
+        _add(_of(self._base, buckets), _of(round.sum, buckets), mean)
+        return round.sum, mean
 
     def _meet(self, place: Flats) -> None:
         """Change the place, if not all that was moved since is to stay; the base has moved."""
@@ -211,7 +242,7 @@ class Shift:
     def _leave(self) -> None:
         """Who stands where it gave its moves away goes on: remember the place."""
         if self._stands is not None:
-            self._places.append((self._stands, self._place()))
+            self._places.append(_Place(self._stands, self._place(), None))
             self._stands = None
 
     def settled(self, channel: Channel | None = None) -> None:
@@ -262,22 +293,42 @@ class Shift:
             self._spare.append(place)
 
     def _gave_to(self, round: Round) -> bool:
-        return bool(self._places) and self._places[0][0] == round.round
+        return bool(self._places) and self._places[0].round == round.round
 
-    def _shift(self, by: Flats, scale: float, owed: Flats | None) -> None:
+    def _shift(self, by: Flats, scale: float, owed: Flats | None, buckets: Buckets) -> None:
         """Move all that comes after the base."""
-        if owed is None:
+        if owed is not None:
+            _add(_of(owed, buckets), _of(by, buckets), scale)
+        elif buckets is None:
             _add(self._parameters, by.views, scale)
         else:
-            _add(owed.bodies, by.bodies, scale)
-        for _, place in self._places:
-            _add(place.bodies, by.bodies, scale)
+            numbers = self._numbers(buckets)
+            here, there = ([each[n] for n in numbers] for each in (self._parameters, by.views))
+            _add(here, there, scale)
+        for place in self._places:
+            _add(_of(place.at, buckets), _of(by, buckets), scale)
+
+    def _numbers(self, buckets: Buckets) -> Sequence[int]:
+        """The parameters in these buckets."""
+        if buckets is None:
+            return range(len(self._parameters))
+        of = self._layout.buckets
+        return [number for bucket in buckets for number in of[bucket].parameters]
 
     def _return_to_numbers(self, *own: Sequence[Tensor]) -> None:
         """Whatever of one's own has left them goes back to the base."""
         for mine in own:
             for each, base in zip(mine, self._base.views, strict=True):
                 each.copy_(torch.where(each.isfinite(), each, base))
+
+
+def _has(buckets: Buckets, bucket: int) -> bool:
+    return buckets is None or bucket in buckets
+
+
+def _of(flats: Flats, buckets: Buckets) -> Sequence[Tensor]:
+    """The bodies of these buckets."""
+    return flats.bodies if buckets is None else [flats.bodies[number] for number in buckets]
 
 
 @torch.no_grad()

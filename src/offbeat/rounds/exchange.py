@@ -1,7 +1,8 @@
 """What travels to whom in a round: here, the sum over all workers.
 
-A round is the buckets, in order. The header lies in the margin of the last one, so that it costs no
-message of its own. All buckets but the last may be launched while the backward pass still runs:
+A round is the buckets, in order; or some of them (fragments.py). The header lies in the margin of
+the last one, so that it costs no message of its own, if that one travels. All buckets but the last
+may be launched while the backward pass still runs:
 
     worker 0    backward ──b0────b1──┐ step: b2 + header, wait ─┐ update
     worker 1    backward ────b0────b1┐ step: b2 + header, wait ─┐ update
@@ -25,9 +26,10 @@ from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
 from offbeat.worlds.base import Channel, Work, World
 
-Write = Callable[[int, Flats, float, bool], Iterator[None]]
-"""Writes what a worker gives to a round, times a weight: stops after every bucket. The last
-argument says whether the program waits for that round, and changes nothing meanwhile."""
+Write = Callable[[int, Flats, float, bool, tuple[int, ...] | None], Iterator[None]]
+"""Writes what a worker gives to a round, times a weight: stops after every bucket. The fourth
+argument says whether the program waits for that round, and changes nothing meanwhile; the last,
+which buckets are given, or None for all."""
 
 
 class Early(Protocol):
@@ -81,7 +83,7 @@ class SumOverAll:
 
     def launch(self, pile: Pile, not_before: float | None = None) -> None:
         """Send the next bucket of the next round on its way; never the last one."""
-        tensor = pile.flats.tensors[len(self._under_way)]
+        tensor = pile.tensors[len(self._under_way)]
         self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
 
     def see_and_launch(self, pile: Pile) -> None:
@@ -89,10 +91,10 @@ class SumOverAll:
 
         So the first one travels while the others are looked at.
         """
-        buckets, number = pile.layout.buckets, len(self._under_way)
-        pile.look_for_bad(buckets[number].parameters)
-        pile.unseen = number < len(buckets) - 1
-        if pile.unseen:
+        order, number = pile.order, len(self._under_way)
+        pile.look_for_bad(pile.layout.buckets[order[number]].parameters)
+        pile.unseen = number < len(order) - 1
+        if number < len(pile.tensors) - 1:
             self.launch(pile)
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
@@ -103,7 +105,7 @@ class SumOverAll:
         margin = pile.flats.margin
         margin.write(self._header.written(self._world.rank, share))
         pile.blank = False
-        while len(self._under_way) < len(pile.flats.tensors):
+        while len(self._under_way) < len(pile.tensors):
             self.launch(pile)
         under_way, self._under_way = self._under_way, []
         for work in under_way:

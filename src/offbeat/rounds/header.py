@@ -102,6 +102,11 @@ class Shares:
         return not (self.here or self.away or self.paused)
 
     @cached_property
+    def left(self) -> frozenset[int]:
+        """Who has."""
+        return frozenset(self._ranks(LEFT))
+
+    @cached_property
     def active(self) -> tuple[int, ...]:
         """Who takes part in the next round.
 

@@ -6,9 +6,11 @@ have a gradient, how old the oldest one is, whether one was not finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
+
+from torch import Tensor
 
 from offbeat.rounds.layout import Flats, Layout
 
@@ -23,6 +25,9 @@ class Pile:
         self.flats = Flats(layout, margin)
         self.blank = True
         """Whether the buffer holds zeros, as long as nothing is piled up."""
+        self.buckets: tuple[int, ...] | None = None
+        """Which of its buckets have been written, and later those that the round carries; None:
+        all of them. See fragments.py."""
         self.before: Pile | None = None
         """What was there before the micro-batch that is being launched: see overlap.py."""
         self.clear()
@@ -33,6 +38,31 @@ class Pile:
             for tensor in self.flats.tensors:
                 tensor.zero_()
             self.blank = True
+
+    def carry(self, buckets: tuple[int, ...] | None) -> None:
+        """Have a round carry these buckets, or all: zeros, where nothing was written."""
+        if self.written and self.buckets is not None and buckets is None:
+            for number, body in enumerate(self.flats.bodies):
+                if number not in self.buckets:
+                    body.zero_()
+        self.buckets = buckets
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The buckets that the round carries, in the order in which they go."""
+        return range(len(self.layout.buckets)) if self.buckets is None else self.buckets
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What goes, in that order; the margin is in the last one, or is the last one."""
+        tensors = self.flats.tensors
+        if self.buckets is None:
+            return tensors
+        last = len(tensors) - 1
+        going = [tensors[number] for number in self.buckets]
+        if self.buckets[-1] != last:
+            going.append(tensors[last][self.layout.buckets[last].numel :])
+        return going
 
     def clear(self) -> None:
         """Forget what was piled up; the next micro-batch overwrites the buffer."""
@@ -49,6 +79,7 @@ class Pile:
         """Whether gradients were piled up that nobody has looked at: the round's exchange does."""
         self.written = False
         """Whether the buffer has been written, where that is left to the last moment."""
+        self.buckets = None
         self.unit = 1.0
         """The samples that count as weight 1. A worker alone takes its first micro-batch's, so
         that weighing and dividing change no bit of a lone gradient."""

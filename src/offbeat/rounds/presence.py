@@ -120,7 +120,10 @@ class Presence(Background):
         with self._state:
             self._presence = presence
             self._state.wait_for(lambda: not self._folding)  # which touches what is written
-            if self.piles.micro_batches and not self._keeps_pile() and self.land is None:
+            if presence == LEFT:
+                self._prepare_flush()
+            writes = presence == LEFT or not self._keeps_pile()
+            if self.piles.micro_batches and writes and self.land is None:
                 self._write(self.piles.growing)  # from here on the program changes parameters
             said = self._to_say()
             self._state.notify_all()

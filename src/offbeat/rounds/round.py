@@ -82,6 +82,9 @@ class Round:
 
     group: tuple[int, ...] = ()
     """The workers whose sum it is on this worker, if not that of all."""
+    buckets: tuple[int, ...] | None = None
+    """Which buckets of the sum it carries: see fragments.py; None: all."""
+
     merge: Merge | None = None
     """What a worker does with it."""
 

@@ -31,6 +31,9 @@ class Service(State):
                 self._count_round()
             assert self._given is not None
             (pile, share), self._given = self._given, None
+        if self._fragments is not None:
+            buckets = None if self._whole else self._fragments.of(self._offset + number)
+            pile.carry(buckets)
         began_s = self._world.now()
         filled = pile.micro_batches if self.write is None else pile.written
         if not filled and not self._exchange.launched:
@@ -88,6 +91,7 @@ class Service(State):
             self.gave_s = self._world.now()
         self._given = pile, self._share_of(pile, self._started, keeps)
         self._notes = ()
+        self._says_left |= self._presence == LEFT
         if not keeps:
             self._made = 0
 
@@ -104,8 +108,19 @@ class Service(State):
         Where a round takes what was computed since the last one, whatever it is, a checkpoint cuts
         nothing short.
         """
-        comes = not self._rules.at_arrival or self._presence == LEFT
+        comes = not self._rules.at_arrival or self._may_flush()
         return not comes or (self._rules.keeps and self._presence == PAUSED)
+
+    def _may_flush(self) -> bool:
+        """Whether this worker has left, and gives all that it has; of fragments, if all travel."""
+        told = self._fragments is None or self._says_left
+        return self._presence == LEFT and told
+
+    def _prepare_flush(self) -> None:
+        """Of fragments, others than the latest have moved: an empty pile is none; under lock."""
+        if self._fragments is not None and self._weighed and not self.piles.samples:
+            pile = self.piles.growing
+            pile.samples, pile.micro_batches = self._weighed, 1
 
     def _write(self, pile: Pile) -> None:
         """Fill the buffer at the last moment; under lock.
@@ -118,8 +133,13 @@ class Service(State):
         if pile.samples or self.land is not None:
             self.piles.furnish(pile)
             number = self._offset + self._started + self._is_set_aside()
-            weight = self.weight(pile)
-            for _ in self.write(number, pile.flats, weight, self._in_round):
+            buckets = None
+            if self._fragments is not None and self._presence == LEFT:
+                number += not self._says_left  # in a whole round
+            elif self._fragments is not None:
+                buckets = self._fragments.of(number)
+            pile.buckets = buckets
+            for _ in self.write(number, pile.flats, self.weight(pile), self._in_round, buckets):
                 if self._in_round:  # the next bucket is written while this one travels
                     self._exchange.see_and_launch(pile)
             pile.written = True
@@ -175,11 +195,16 @@ class Service(State):
         if rules.divisor != "samples":
             divisor = shares.weight if rules.divisor == "moves" else float(size)
         completed = told.round_of(shares, number, divisor)
+        if pile.buckets is not None:
+            completed = completed.but(buckets=pile.buckets)
         if self._choose is not None and completed.ranks:
             self._quorum = told.quorum_of(self._choose(told.measured(completed, pile)), size)
         due = shares.due(rules.max_staleness_rounds)
-        following = self._start_of(round + 1, shares.active, due) if shares.active else None
-        over = not shares.here and not away
+        gone, self._left = shares.left - self._left, shares.left
+        self._whole = self._fragments is not None and bool(gone)
+        active = shares.active or (tuple(sorted(gone)) if self._whole else ())
+        following = self._start_of(round + 1, active, due) if active else None
+        over = not shares.here and not away and not self._whole
         kept: Pile | None = pile
         if self.land is not None:
             completed, kept = self.land(completed, pile.flats, shares.all_left), None

@@ -41,6 +41,8 @@ class Rules:
     at_arrival: bool = False
     """A worker sets its pile aside when it arrives, for the next round that starts, and goes on.
     Who has not arrived gives nothing: its pile stays, and it counts in the divisor all the same."""
+    fragments: int = 1
+    """At arrival: how many rounds it takes to carry the whole of a layout; see fragments.py."""
     grace_s: float = 0.0
     """How long a round waits for more workers once its quorum is there."""
     overdue_s: float | None = None

@@ -1,0 +1,63 @@
+"""Fragments: runs of a layout's buckets, of which every round carries one.
+
+    fragments of a model of four buckets      0 0 │ 1 │ 2
+    rounds                                    0   1   2   0   1   2 ...
+
+In turn; or, where not everybody comes to every round, in an order that is drawn anew for every
+turn: a worker that comes to every second of four would bring the same two for ever.
+
+A worker that leaves has moved in all of them. So the round after the one whose header says that
+somebody has left is *whole*: it carries all buckets, and whoever has left gives all that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offbeat.clusters import draws
+from offbeat.rounds.layout import Layout
+
+_SEED = 2501185
+
+
+class Fragments:
+    """Which buckets a round of some number carries; the same on every worker."""
+
+    def __init__(self, layout: Layout, count: int, drawn: bool) -> None:
+        buckets = len(layout.buckets)
+        if not 1 <= count <= buckets:
+            raise ValueError(
+                f"fragments must be between 1 and the {buckets} buckets of the model, got {count}: "
+                "take fewer, or attach(..., bucket_bytes=...) with a smaller number"
+            )
+        self.parts = even_runs([bucket.numel for bucket in layout.buckets], count)
+        self._drawn = drawn
+
+    def of(self, number: int) -> tuple[int, ...]:
+        """The buckets that the round of this number carries, unless it is whole."""
+        turn, place = divmod(number, len(self.parts))
+        if self._drawn:
+            stream = draws.key(_SEED, turn)
+            order = sorted(range(len(self.parts)), key=lambda part: draws.bits(stream, part))
+            place = order[place]
+        return self.parts[place]
+
+
+def even_runs(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Cut a row into so many runs, none empty, each about as large as the others.
+
+    >>> even_runs([1, 1, 1, 9], 2)
+    [(0, 1, 2), (3,)]
+    >>> even_runs([5, 1, 1, 1], 3)
+    [(0,), (1, 2), (3,)]
+    """
+    runs, first = [], 0
+    for left in range(count, 0, -1):
+        fair, last, total = sum(sizes[first:]) / left, first + 1, sizes[first]
+        while last <= len(sizes) - left and total + sizes[last] / 2 <= fair:
+            total += sizes[last]
+            last += 1
+        last = len(sizes) if left == 1 else last
+        runs.append(tuple(range(first, last)))
+        first = last
+    return runs
