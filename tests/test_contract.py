@@ -38,6 +38,24 @@ class Contract:
     """Whether two workers give the same bits; a mean of models rounds differently."""
 
 
+WAGMA: dict[str, dict[str, Any]] = {
+    "pairs": {"group": 2, "period": 3},
+    "fours": {"group": 4, "period": 5},
+    "default": {},
+    "alone": {"group": 1, "period": 2},
+    "solo": {"period": 3, "period_quorum": "solo"},
+    "delay": {"group": 2, "delay": 1},
+    "quorum": {"group": 4, "quorum": 0.5},
+    "paper": {"group": 2, "late": "paper"},
+    "momentum": {"group": 2, "momentum": "averaged"},
+}
+
+
+def _fitting(workers: int, group: int | None) -> int | None:
+    """As many, where that divides the workers."""
+    return None if group is None or workers % group else group
+
+
 ALGORITHMS: dict[str, Contract] = {
     "sync": Contract(lambda _: offbeat.SyncSGD(), lambda _: offbeat.SyncSGD()),
     "sync-no-overlap": Contract(
@@ -127,6 +145,18 @@ ALGORITHMS: dict[str, Contract] = {
     ),
     "lbbsp": Contract(lambda _: offbeat.LBBSP(2), lambda _: offbeat.LBBSP(1)),
     "local": Contract(lambda _: offbeat.LocalSGD(3), lambda _: offbeat.LocalSGD(1), exact=False),
+    **{
+        f"wagma-{name}": Contract(
+            lambda workers, settings=settings: offbeat.WAGMASGD(  # type: ignore[misc]
+                **{**settings, "group": _fitting(workers, settings.get("group"))}
+            ),
+            lambda workers, settings=settings: offbeat.WAGMASGD(  # type: ignore[misc]
+                **{**settings, "group": workers, "quorum": "all", "delay": 0}
+            ),
+            exact=False,
+        )
+        for name, settings in WAGMA.items()
+    },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
@@ -143,6 +173,7 @@ CLUSTERS = [
 SOON = {
     *("sync", "eager-solo", "eager-majority", "eager-2", "msync", "abs-ready", "abs-bounds"),
     *("nonblocking-finish", "dropcompute", "dropcompute-auto", "lbbsp", "local"),
+    *("wagma-pairs", "wagma-fours"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",
