@@ -6,6 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from schedule_log import Gradient, Log, Outcome, Same, Starts, Stay
@@ -14,8 +15,8 @@ from schedules import SILENT, Plan, Schedule
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.errors import StuckWarning
-from offbeat.merges import Shift, Step
-from offbeat.rounds import Engine, Layout, Pile, Round
+from offbeat.merges import Public, Shift, Step
+from offbeat.rounds import Engine, Groups, Layout, Pile, Round, SumInGroups, SumOverAll
 from offbeat.rounds.start import Start
 from offbeat.worlds import World, enter_world
 
@@ -149,10 +150,23 @@ class Member:
         layout = Layout(["gradient"], [self._parameters])
         if plan.merge == "step":
             self._optimizer = torch.optim.SGD([self._parameters], lr=0.1, momentum=0.9)
-        moves = plan.merge == "shift"
-        self.engine = Watched(world, "schedule", layout, plan.rules, rates=0 if moves else 4)
+        groups = Groups(world.size, plan.group, plan.rules.period or 1)
+        public = plan.merge == "public"
+        self.engine = Watched(
+            world,
+            "schedule",
+            layout,
+            plan.rules,
+            rates=0 if plan.moves else 4,
+            exchange=partial(SumInGroups, groups=groups) if public else SumOverAll,
+            begin=False,
+        )
         self.merge: Plain | Step | Shift
-        if plan.merge == "shift":
+        if plan.merge == "public":
+            self.merge = Public(layout, world.size == 1, world, groups, statistics=0)
+            self.engine.write, self.engine.land = self.merge.give, self.merge.land
+            self.engine.piles.written_late = True
+        elif plan.merge == "shift":
             self.merge = Shift(layout, alone=world.size == 1)
             self.engine.write = self.merge.give
         elif plan.merge == "step":
@@ -167,6 +181,7 @@ class Member:
         self._busy = True  # in nothing but waiting
         self.log = Log()
         self._applied_s = 0.0
+        self.engine.begin()
 
     # --- what the program does ---------------------------------------------------------------
 
@@ -187,7 +202,7 @@ class Member:
             self._own[self._place[step]] += 1
         given = engine.gave_rounds
         arrival = engine.contribute(
-            self._counting(samples) if plan.merge == "shift" else self._adding(step, samples),
+            self._counting(samples) if plan.moves else self._adding(step, samples),
             arrive=engine.piles.micro_batches + 1 >= plan.ready,
             delay=plan.delay,
             rates=self._rates_of(step),
@@ -226,6 +241,9 @@ class Member:
         knowing, at_s = self._knowing, self._world.now()
         self._take(self.engine.settle())
         self.log.paused_at.append(self._knowing)
+        if isinstance(self.merge, Public):
+            self.log.publics.append(tuple(self.merge._base.views[0].tolist()))
+            self.log.steps_at.append(len(self.log.gradients))
         self.log.stays.append(Stay(knowing, self._knowing, at_s, "paused"))
 
     def leave(self) -> None:
@@ -243,7 +261,7 @@ class Member:
         return self.engine.knows_rounds
 
     def _rates_of(self, step: int) -> tuple[float, ...]:
-        if self._plan.merge == "shift":
+        if self._plan.moves:
             return ()
         mine = 0.1 if self._plan.rates_alike else 0.1 / (1 + step + self._rank)
         return mine, 0.9, 0.0, 0.0
@@ -259,7 +277,7 @@ class Member:
             if each.samples and self._apply_s:
                 self._world.sleep_until(self._world.now() + self._apply_s)
                 self._applied_s += self._apply_s
-                assert tuple(each.sum.views[0].tolist()) == self.log.rounds[-1].sum, "lent buffers"
+                assert _sum_of(each) == self.log.rounds[-1].sum, "lent buffers"
 
     def _fold(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
@@ -273,14 +291,14 @@ class Member:
         log.rounds.append(
             Same(
                 each.round,
-                tuple(each.sum.views[0].tolist()),
+                _sum_of(each),
                 each.samples_by_rank,
                 each.divisor,
                 each.staleness_rounds,
                 each.mean_staleness_rounds,
                 each.micro_batches,
                 each.rates,
-                tuple(self._replica.tolist()),
+                () if isinstance(self.merge, Public) else tuple(self._replica.tolist()),
             )
         )
         log.at_s.append(self._world.now())
@@ -302,11 +320,14 @@ class Member:
         """Gradient-sized ones that this engine keeps alive."""
         engine = self.engine
         log, piles = engine.log, engine.piles
-        kept = len(log._rounds) + (log._lent is not None) + (engine._given is not None)
+        kept = sum(pile is not None for _, pile, _, _ in log._rounds)
+        kept += (log._lent is not None) + (engine._given is not None)
         kept += len(piles._spare) + (piles._growing is not None)
         if isinstance(self.merge, Shift):
             kept += 1 + len(self.merge._places) + len(self.merge._spare)
             kept += self.merge._owed is not None
+        if isinstance(self.merge, Public):
+            kept += self.merge._given is not None and self.merge._given is not self.merge._base
         return kept
 
     # --- what is contributed -------------------------------------------------------------------
@@ -322,9 +343,19 @@ class Member:
         return add
 
     def _counting(self, samples: int) -> Callable[[Pile], None]:
-        return lambda pile: self._count(pile, samples)
+        def count(pile: Pile) -> None:
+            if isinstance(self.merge, Shift):
+                self.merge.made()
+            self._count(pile, samples)
+
+        return count
 
     def _count(self, pile: Pile, samples: int) -> None:
         pile.samples += samples
         pile.micro_batches += 1
         pile.used = [True]
+
+
+def _sum_of(each: Round) -> tuple[float, ...]:
+    """Nothing where it has landed, and other groups have other sums."""
+    return () if each.group else tuple(each.sum.views[0].tolist())

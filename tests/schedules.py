@@ -22,7 +22,7 @@ from typing import Literal
 from offbeat.rounds import Rules
 
 Times = tuple[tuple[float, ...], ...]
-MergeKind = Literal["plain", "step", "shift"]
+MergeKind = Literal["plain", "step", "shift", "public"]
 SILENT = -1
 """Instead of samples: the program says nothing after that step, as after a GradScaler's skip."""
 
@@ -44,11 +44,18 @@ class Plan:
     """Wait for the round that a gradient was ready for; else for the one `delay` before."""
     at_once: bool = False
     """Be ready for the next round as soon as the pile is handed over."""
+    group: int = 1
+    """With public models: how many workers average theirs in a round."""
     samples: tuple[tuple[int, ...], ...] = ()
     """By rank and step; or SILENT."""
     hasty: tuple[bool, ...] = ()
     """By rank: whether it leaves without waiting for the round of its last gradient."""
     rates_alike: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether rounds carry moves, or models."""
+        return self.merge in ("shift", "public")
 
     @property
     def held(self) -> bool:
@@ -177,6 +184,17 @@ def _moves(draw: Random, workers: int) -> Plan:
     return Plan("moves", rules, merge="shift", delay=1, full=full, waits=False)
 
 
+def _groups(draw: Random, workers: int) -> Plan:
+    some = draw.randint(1, workers)
+    rules = Rules(
+        draw.choice(["solo", "solo", "majority", "all", some]),
+        period=draw.choice([1, 2, 3, 5, 1000]),
+        period_quorum=draw.choice(["all", "all", "solo", some]),
+    )
+    group = draw.choice([each for each in range(1, workers + 1) if workers % each == 0])
+    return Plan("groups", rules, merge="public", delay=int(draw.random() < 0.3), group=group)
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -185,6 +203,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _samples: 2,
     _overdue: 2,
     _moves: 3,
+    _groups: 3,
 }
 """Every start, and how often it is drawn."""
 
