@@ -63,6 +63,10 @@ class Log:
     paused_at: list[int] = field(default_factory=list)
     """Rounds known when all had paused."""
     waited_s: float = 0.0
+    publics: list[tuple[float, ...]] = field(default_factory=list)
+    """Its public model at each of these moments."""
+    steps_at: list[int] = field(default_factory=list)
+    """And its steps until then."""
     most_buffers: int = 0
     pending_samples: float = 0.0
     ended: bool = False

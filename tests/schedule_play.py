@@ -6,6 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from schedules import SILENT, Plan, Schedule
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.errors import StuckWarning
-from offbeat.merges import Outer, Shift, Step
-from offbeat.rounds import Engine, Layout, Pile, Round
+from offbeat.merges import Outer, Public, Shift, Step
+from offbeat.rounds import Engine, Groups, Layout, Pile, Round, SumInGroups, SumOverAll
 from offbeat.rounds.start import Start
 from offbeat.worlds import World, enter_world
 
@@ -170,10 +171,24 @@ class Member:
         layout = Layout(["gradient"], [self._parameters])
         if plan.merge == "step":
             self._optimizer = torch.optim.SGD([self._parameters], lr=0.1, momentum=0.9)
-        self.engine = Watched(world, "schedule", layout, plan.rules, rates=0 if plan.moves else 4)
+        groups = Groups(world.size, plan.group, plan.rules.period or 1)
+        public = plan.merge == "public"
+        self.engine = Watched(
+            world,
+            "schedule",
+            layout,
+            plan.rules,
+            rates=0 if plan.moves else 4,
+            exchange=partial(SumInGroups, groups=groups) if public else SumOverAll,
+            begin=False,
+        )
         self.merge: Plain | Step | Shift
-        if plan.moves:
+        if plan.merge == "public":
+            self.merge = Public(layout, world.size == 1, world, groups, statistics=0)
+            self.engine.land = self.merge.land
+        elif plan.moves:
             self.merge = MOVES[plan.merge](layout, world.size == 1)
+        if plan.moves:
             self.engine.write = self.merge.give
             self.engine.piles.written_late = True
             if plan.rules.at_arrival:
@@ -192,6 +207,7 @@ class Member:
         self._applied_s = 0.0
         self._own_steps: list[int] = []  # that have moved this worker
         self._brought: set[int] = set()  # of them, those in rounds that it knows
+        self.engine.begin()
 
     # --- what the program does ---------------------------------------------------------------
 
@@ -268,6 +284,9 @@ class Member:
         knowing, at_s = self._knowing, self._world.now()
         self._take(self.engine.settle())
         self.log.paused_at.append(self._knowing)
+        if isinstance(self.merge, Public):
+            self.log.publics.append(tuple(self.merge._base.views[0].tolist()))
+            self.log.steps_at.append(len(self.log.gradients))
         self.log.stays.append(Stay(knowing, self._knowing, at_s, "paused"))
 
     def leave(self) -> None:
@@ -296,22 +315,22 @@ class Member:
 
     def _take(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
-            sum = tuple(each.sum.views[0].tolist())
+            sum = _sum_of(each)
             if each.samples and self.merge.begin(each):
                 self._optimizer.step()
                 self.merge.end(each)
             self._note(each, sum, folded=False)
             if each.samples and self._apply_s:
-                lent = each.sum.views[0].tolist()
+                lent = _sum_of(each)
                 self._world.sleep_until(self._world.now() + self._apply_s)
                 self._applied_s += self._apply_s
-                assert each.sum.views[0].tolist() == lent, "lent buffers"
+                assert _sum_of(each) == lent, "lent buffers"
         self._check_place()
 
     def _check_place(self) -> None:
         """A worker is at the base and its own moves that no round which it knows has brought."""
         merge = self.merge
-        if isinstance(merge, Shift) and merge._owed is None:
+        if isinstance(merge, Shift) and not isinstance(merge, Public) and merge._owed is None:
             expected = merge._base.views[0].clone()
             for index in self._own_steps:
                 expected[index] += index not in self._brought
@@ -320,14 +339,14 @@ class Member:
     def _fold(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
             assert not (self.engine.followed and self._busy), "the program's own time"
-            sum = tuple(each.sum.views[0].tolist())
+            sum = _sum_of(each)
             if each.samples:
                 self.merge.fold(each)
             self._note(each, sum, folded=True)
 
     def _note(self, each: Round, sum: tuple[float, ...], folded: bool) -> None:
         log = self.log
-        if each.samples:
+        if each.samples and sum:
             self._brought.update(index for index in self._place if sum[index] > 0.5)
         log.rounds.append(
             Same(
@@ -339,7 +358,7 @@ class Member:
                 each.mean_staleness_rounds,
                 each.micro_batches,
                 each.rates,
-                tuple(self._replica.tolist()),
+                () if isinstance(self.merge, Public) else tuple(self._replica.tolist()),
             )
         )
         log.at_s.append(self._world.now())
@@ -361,12 +380,15 @@ class Member:
         """Gradient-sized ones that this engine keeps alive."""
         engine = self.engine
         log, piles = engine.log, engine.piles
-        kept = len(log._rounds) + (log._lent is not None) + (engine._given is not None)
+        kept = sum(pile is not None for _, pile, _, _ in log._rounds)
+        kept += (log._lent is not None) + (engine._given is not None)
         kept += len(piles._spare) + (piles._growing is not None)
         if isinstance(self.merge, Shift):
             kept += 1 + len(self.merge._places) + len(self.merge._spare)
             kept += self.merge._owed is not None
             kept += isinstance(self.merge, Outer)
+        if isinstance(self.merge, Public):
+            kept += self.merge._given is not None and self.merge._given is not self.merge._base
         return kept
 
     # --- what is contributed -------------------------------------------------------------------
@@ -382,9 +404,19 @@ class Member:
         return add
 
     def _counting(self, samples: int) -> Callable[[Pile], None]:
-        return lambda pile: self._count(pile, samples)
+        def count(pile: Pile) -> None:
+            if isinstance(self.merge, Shift):
+                self.merge.made()
+            self._count(pile, samples)
+
+        return count
 
     def _count(self, pile: Pile, samples: int) -> None:
         pile.samples += samples
         pile.micro_batches += 1
         pile.used = [True]
+
+
+def _sum_of(each: Round) -> tuple[float, ...]:
+    """Nothing where it has landed, and other groups have other sums."""
+    return () if each.group else tuple(each.sum.views[0].tolist())

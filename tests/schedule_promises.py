@@ -13,7 +13,7 @@ from schedules import SILENT, Plan, Schedule, drawn
 from offbeat.rounds.log import MOST, MOST_TAKEN_FROM
 
 Inside = list[dict[int, list[int]]]  # by rank and round: the steps whose gradients are in it
-BUFFERS = {"plain": 9, "step": 9, "shift": 13, "outer": 14}
+BUFFERS = {"plain": 9, "step": 9, "shift": 13, "outer": 14, "public": 6}
 """Gradient-sized ones that an engine may keep alive, by merge."""
 
 
@@ -37,8 +37,12 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
     """
     logs = outcome.logs
     _every_worker_takes_every_round_once_in_order_and_alike(plan, logs)
-    inside = _every_gradient_is_applied_once_or_dropped(plan, logs)
-    if plan.moves:
+    if plan.merge == "public":
+        _no_round_changes_the_mean_of_all_models(plan, logs)
+        inside = _every_sample_is_counted_once(plan, logs)
+    else:
+        inside = _every_gradient_is_applied_once_or_dropped(plan, logs)
+    if plan.merge in ("shift", "outer"):
         _the_base_has_moved_by_what_rounds_brought(plan, logs)
     _all_have_ended(logs)
     _all_pause_alike(logs)
@@ -68,7 +72,7 @@ def _every_worker_takes_every_round_once_in_order_and_alike(plan: Plan, logs: li
                 f"round {first.round} is not the same, or not applied alike, on worker {rank} "
                 f"and on worker 0: {mine}, {first}"
             )
-        if log.rounds:
+        if log.rounds and plan.merge != "public":
             assert log.parameters == log.rounds[-1].replica, (
                 f"worker {rank} ends elsewhere than its last round: {log.parameters}"
             )
@@ -123,6 +127,43 @@ def _the_base_has_moved_by_what_rounds_brought(plan: Plan, logs: list[Log]) -> N
                 move = [LR * (m + MOMENTUM * b) for b, m in zip(momentum, move, strict=True)]
             base = [each + by for each, by in zip(base, move, strict=True)]
         assert taken.replica == pytest.approx(base, abs=1e-9), f"the base after round {taken.round}"
+
+
+def _no_round_changes_the_mean_of_all_models(plan: Plan, logs: list[Log]) -> None:
+    """At every pause, and at the end, when all have the same model."""
+    for pause in range(len(logs[0].publics)):
+        steps = [log.steps_at[pause] for log in logs]
+        total = [sum(each) for each in zip(*(log.publics[pause] for log in logs), strict=True)]
+        assert total == pytest.approx(_moved(plan, logs, steps), abs=1e-9)
+    everything = [len(log.gradients) for log in logs]
+    mean = [moved / len(logs) for moved in _moved(plan, logs, everything)]
+    for rank, log in enumerate(logs):
+        assert log.parameters == logs[0].parameters, f"worker {rank} ends elsewhere than worker 0"
+        assert log.parameters == pytest.approx(mean, abs=1e-9)
+
+
+def _moved(plan: Plan, logs: list[Log], steps: list[int]) -> list[float]:
+    """By place, what all workers together have moved in so many of their steps."""
+    moved = [0.0] * plan.numel
+    for rank, place in enumerate(plan.places):
+        for step in range(steps[rank]):
+            moved[place[step]] += plan.samples[rank][step] > 0
+    return moved
+
+
+def _every_sample_is_counted_once(plan: Plan, logs: list[Log]) -> Inside:
+    """Rounds hold a worker's steps in their order; which, their samples tell."""
+    inside: Inside = [defaultdict(list) for _ in logs]
+    for rank, own in enumerate(plan.samples):
+        left = [step for step in range(len(own)) if own[step] > 0]
+        for taken in logs[0].rounds:
+            steps = inside[rank][taken.round]
+            while sum(own[step] for step in steps) < taken.samples_by_rank[rank]:
+                steps.append(left.pop(0))
+            assert sum(own[step] for step in steps) == taken.samples_by_rank[rank]
+            assert taken.divisor in (plan.group, len(logs))
+        assert not left, f"steps {left} of worker {rank} are in no round"
+    return inside
 
 
 def _all_have_ended(logs: list[Log]) -> None:
@@ -192,7 +233,9 @@ def _workers_agree_on_what_starts_a_round(plan: Plan, outcome: Outcome) -> None:
         assert seen == [seen[0]] * len(logs), f"workers disagree about the start of round {round}"
         assert start.round >= round  # some have had no number
         assert start.candidates | start.due <= set(active)
-        expected = _candidates_and_needed(plan.rules.quorum, len(logs), len(active))
+        periodic = plan.rules.periodic(round)
+        quorum = plan.rules.period_quorum if periodic else plan.rules.quorum
+        expected = _candidates_and_needed(quorum, len(logs), len(active))
         assert (len(start.candidates), start.needed) == expected
         assert not start.due or plan.rules.max_staleness_rounds is not None
         for rank in set(range(len(logs))) - set(active):
@@ -230,7 +273,7 @@ def _every_round_has_its_quorum(
         there = {
             rank
             for rank in start.candidates
-            if _is_there(plan, logs[rank], inside[rank][taken.round])
+            if _is_there(plan, logs[rank], taken.round, inside[rank][taken.round])
         }
         missing = start.candidates - there
         assert len(there) >= start.needed or all(
@@ -243,9 +286,14 @@ def _every_round_has_its_quorum(
             )
 
 
-def _is_there(plan: Plan, log: Log, steps: list[int]) -> bool:
-    """Whether it brings a gradient on time; or it has waited for the round with a full pile."""
+def _is_there(plan: Plan, log: Log, round: int, steps: list[int]) -> bool:
+    """Whether it brings a gradient on time; or it has waited for the round with a full pile.
+
+    Or any gradient, where who is late counts, too.
+    """
     full = plan.full is not None and len(steps) >= plan.full
+    if plan.rules.periodic(round) and steps:
+        return True
     return full or any(log.gradients[step].arrival == "on time" for step in steps)
 
 

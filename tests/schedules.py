@@ -22,7 +22,7 @@ from typing import Literal
 from offbeat.rounds import Rules
 
 Times = tuple[tuple[float, ...], ...]
-MergeKind = Literal["plain", "step", "shift", "outer"]
+MergeKind = Literal["plain", "step", "shift", "outer", "public"]
 SILENT = -1
 """Instead of samples: the program says nothing after that step, as after a GradScaler's skip."""
 
@@ -46,6 +46,8 @@ class Plan:
     """Be ready for the next round as soon as the pile is handed over."""
     after: int = 0
     """At arrival: own steps between giving a pile and waiting for the round that has it."""
+    group: int = 1
+    """With public models: how many workers average theirs in a round."""
     samples: tuple[tuple[int, ...], ...] = ()
     """By rank and step; or SILENT."""
     hasty: tuple[bool, ...] = ()
@@ -54,8 +56,8 @@ class Plan:
 
     @property
     def moves(self) -> bool:
-        """Whether rounds carry moves."""
-        return self.merge in ("shift", "outer")
+        """Whether rounds carry moves, or models."""
+        return self.merge in ("shift", "outer", "public")
 
     @property
     def held(self) -> bool:
@@ -194,6 +196,17 @@ def _arrival(draw: Random, workers: int) -> Plan:
     return Plan("arrival", rules, merge=merge, ready=ready, after=draw.randint(0, ready))
 
 
+def _groups(draw: Random, workers: int) -> Plan:
+    some = draw.randint(1, workers)
+    rules = Rules(
+        draw.choice(["solo", "solo", "majority", "all", some]),
+        period=draw.choice([1, 2, 3, 5, 1000]),
+        period_quorum=draw.choice(["all", "all", "solo", some]),
+    )
+    group = draw.choice([each for each in range(1, workers + 1) if workers % each == 0])
+    return Plan("groups", rules, merge="public", delay=int(draw.random() < 0.3), group=group)
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -203,6 +216,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _overdue: 2,
     _moves: 3,
     _arrival: 4,
+    _groups: 3,
 }
 """Every start, and how often it is drawn."""
 

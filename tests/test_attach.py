@@ -1002,7 +1002,9 @@ def test_a_round_that_is_not_finite_can_be_skipped_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [offbeat.SyncSGD(), offbeat.LocalSGD(), offbeat.WaitFreeLocalSGD()], ids=str
+    "algorithm",
+    [offbeat.SyncSGD(), offbeat.LocalSGD(), offbeat.WaitFreeLocalSGD(), offbeat.WAGMASGD()],
+    ids=str,
 )
 def test_sparse_gradients_are_refused(algorithm: offbeat.Algorithm) -> None:
     model = nn.Embedding(5, 2, sparse=True)

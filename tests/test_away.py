@@ -75,7 +75,9 @@ def test_collectives_of_the_programs_own_meet_after_any_number_of_steps(name: st
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 @pytest.mark.parametrize(
-    "algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD("solo"), offbeat.ABSSGD()], ids=str
+    "algorithm",
+    [offbeat.SyncSGD(), offbeat.EagerSGD("solo"), offbeat.ABSSGD(), offbeat.WAGMASGD()],
+    ids=str,
 )
 def test_the_log_stays_short_while_one_is_away(algorithm: Any, nonfinite: Any) -> None:
     def worker() -> tuple[int, list[torch.Tensor]]:

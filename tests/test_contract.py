@@ -40,6 +40,24 @@ class Contract:
     """There is no synchronous form: with the same data on all workers it equals plain training."""
 
 
+WAGMA: dict[str, dict[str, Any]] = {
+    "pairs": {"group": 2, "period": 3},
+    "fours": {"group": 4, "period": 5},
+    "default": {},
+    "alone": {"group": 1, "period": 2},
+    "solo": {"period": 3, "period_quorum": "solo"},
+    "delay": {"group": 2, "delay": 1},
+    "quorum": {"group": 4, "quorum": 0.5},
+    "paper": {"group": 2, "late": "paper"},
+    "momentum": {"group": 2, "momentum": "averaged"},
+}
+
+
+def _fitting(workers: int, group: int | None) -> int | None:
+    """As many, where that divides the workers."""
+    return None if group is None or workers % group else group
+
+
 ALGORITHMS: dict[str, Contract] = {
     "sync": Contract(lambda _: offbeat.SyncSGD(), lambda _: offbeat.SyncSGD()),
     "sync-no-overlap": Contract(
@@ -182,6 +200,18 @@ ALGORITHMS: dict[str, Contract] = {
             "MomentumTracking": "exponential",
         }.items()
     },
+    **{
+        f"wagma-{name}": Contract(
+            lambda workers, settings=settings: offbeat.WAGMASGD(  # type: ignore[misc]
+                **{**settings, "group": _fitting(workers, settings.get("group"))}
+            ),
+            lambda workers, settings=settings: offbeat.WAGMASGD(  # type: ignore[misc]
+                **{**settings, "group": workers, "quorum": "all", "delay": 0}
+            ),
+            exact=False,
+        )
+        for name, settings in WAGMA.items()
+    },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
 }
 
@@ -204,6 +234,7 @@ SOON = {
     *("local-speed", "dasgd-auto", "dasgd-quorum", "diloco-plain", "diloco-grace"),
     *("dpsgd-one-peer", "decentlam-mesh", "momentumtracking-exponential"),
     "diloco-streams",
+    *("wagma-pairs", "wagma-fours"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",

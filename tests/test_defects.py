@@ -46,6 +46,7 @@ ALGORITHMS = (
     "LBBSP(4)",
     "LocalSGD(4)",
     WAIT_FREE,
+    "WAGMASGD()",
 )
 
 

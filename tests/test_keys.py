@@ -22,7 +22,10 @@ pytestmark = pytest.mark.slow
 CLUSTER = Cluster.parse(
     "workers = 3\nspeed = [1.0, 0.8, 0.5]\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 1e-3"
 )
-ALGORITHMS = ["SyncSGD()", "LocalSGD(2)", "DropCompute(2)", "EagerSGD('solo')", "ABSSGD()"]
+ALGORITHMS = [
+    *("SyncSGD()", "LocalSGD(2)", "DropCompute(2)", "EagerSGD('solo')", "ABSSGD()"),
+    "WAGMASGD()",
+]
 
 
 def _train(

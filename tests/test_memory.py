@@ -46,6 +46,7 @@ ROWS = [  # in the loop, and while a worker is away
     ("EagerSGD(delay=1)", 4, 4),
     ("LocalSGD(4)", 2, 7),
     ("WaitFreeLocalSGD()", 5, 8),
+    ("WAGMASGD()", 3, 3),
 ]
 
 

@@ -10,7 +10,9 @@ import offbeat
 from offbeat.clusters import Cluster
 
 
-@pytest.mark.parametrize("algorithm", [offbeat.LocalSGD(2), offbeat.WaitFreeLocalSGD()])
+@pytest.mark.parametrize(
+    "algorithm", [offbeat.LocalSGD(2), offbeat.WaitFreeLocalSGD(), offbeat.WAGMASGD()]
+)
 def test_the_agreed_model_has_the_mean_of_running_statistics(algorithm: offbeat.Algorithm) -> None:
     def worker() -> tuple[list[float], list[float]]:
         torch.manual_seed(0)

@@ -38,6 +38,7 @@ UNEVEN: dict[str, Callable[[], offbeat.Algorithm]] = {
     "dropcompute": lambda: offbeat.DropCompute(2),
     "lbbsp": lambda: offbeat.LBBSP(2),
     "waitfree": offbeat.WaitFreeLocalSGD,
+    "wagma": offbeat.WAGMASGD,
 }
 EVEN: dict[str, Callable[[], offbeat.Algorithm]] = {
     "sync": offbeat.SyncSGD,
@@ -134,7 +135,7 @@ def test_clipping_by_hand_is_named_once_however_it_is_called(clip: Clip) -> None
 @pytest.mark.parametrize("name", METHODS)
 def test_clipping_is_named_where_rounds_carry_gradients_and_no_clip_elsewhere(name: str) -> None:
     found = run(METHODS[name](), norm_by_module)
-    assert len(found) == (name not in ("local", "waitfree"))
+    assert len(found) == (name not in ("local", "waitfree", "wagma"))
 
 
 def test_a_closure_that_clips_is_named() -> None:
@@ -286,7 +287,7 @@ def test_a_rate_set_by_hand_is_named_once_where_workers_step_unevenly(name: str)
     ((file, line, words),) = run(UNEVEN[name](), before=by_hand)
     assert (file, line) == (__file__, line_of("steps"))
     assert "dp.ticks" in words
-    assert ("each steps with its own" in words) == (name == "waitfree")
+    assert ("each steps with its own" in words) == (name in ("waitfree", "wagma"))
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -448,6 +449,7 @@ for step in range(3 + 2 * dist.get_rank()):
 ALGORITHMS = (
     *("SyncSGD()", "EagerSGD('solo')", "MSyncSGD(1)", "ABSSGD()", "NonblockingSGD(2)"),
     *("DropCompute(2)", "LBBSP(2)", "LocalSGD(2)", "WaitFreeLocalSGD()"),
+    "WAGMASGD()",
 )
 TWO = Cluster.uniform(2)
 RIGHT = "dp.close(); destroy_process_group(); assert not dist.is_initialized()"

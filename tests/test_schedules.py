@@ -36,6 +36,7 @@ def test_schedules_have_all_that_the_engine_knows() -> None:
         ("lockstep", "step"),
         ("lockstep", "shift"),
         ("moves", "shift"),
+        ("groups", "public"),
     }
     assert {event for schedule in schedules for event in schedule.events} == {"metric", "pause"}
     assert sum(len(schedule.plans) == 2 for schedule in schedules) > 30
