@@ -59,8 +59,18 @@ def test_the_matrices_of_a_few_graphs_by_hand() -> None:
     ]
     assert graph_of("ring", 2).matrices[0].tolist() == [[0.5, 0.5], [0.5, 0.5]]
     first, second = graph_of("one-peer", 4).matrices
-    assert first.tolist() == [[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0.5, 0, 0, 0.5]]
-    assert second.tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]]
+    assert first.tolist() == [
+        [0.5, 0.5, 0, 0],
+        [0, 0.5, 0.5, 0],
+        [0, 0, 0.5, 0.5],
+        [0.5, 0, 0, 0.5],
+    ]
+    assert second.tolist() == [
+        [0.5, 0, 0.5, 0],
+        [0, 0.5, 0, 0.5],
+        [0.5, 0, 0.5, 0],
+        [0, 0.5, 0, 0.5],
+    ]
     [mesh] = graph_of("mesh", 6).matrices  # 2 rows of 3: corners have degree 3, the middle 4
     assert mesh[0].tolist() == pytest.approx([5 / 12, 1 / 4, 0, third, 0, 0])
     assert torch.equal(mesh, mesh.T)
