@@ -28,7 +28,6 @@ class Task:
         "draws",
         "ending",
         "greenlet",
-        "held",
         "joining",
         "main",
         "name",
@@ -44,7 +43,6 @@ class Task:
         self.main = main
         self.draws = main and worker.generators is not None
         self.parked: Parked | None = None
-        self.held = 0  # conditions that this task is inside of
         self.joining: list[Parked] = []
         self.ending = self.done = False
 

@@ -152,7 +152,7 @@ class _City:
     worlds: list[VirtualWorld] = field(default_factory=list)
     values: dict[str, bytes] = field(default_factory=dict)
     counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    waiting: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    waiting: defaultdict[str, list[Asked]] = field(default_factory=lambda: defaultdict(list))
     """Who waits for which key."""
 
     def crash(self, world: VirtualWorld) -> None:
@@ -180,8 +180,31 @@ class _City:
 _CITIES: list[_City] = []
 
 
-Answer = tuple[Parked, list[bytes]]
-"""Who waits, and where to put the value."""
+class _Question:
+    """What a task asks of the store: called there, it is answered, or waits for the key."""
+
+    __slots__ = ("_city", "_key", "_latency_s", "answer")
+
+    answer: bytes
+
+    def __init__(self, city: _City, latency_s: float, key: str) -> None:
+        self._city = city
+        self._latency_s = latency_s
+        self._key = key
+
+    def __call__(self, parked: Parked) -> None:
+        city, key = self._city, self._key
+        if key in city.values:
+            self.answer = city.values[key]
+            city.clock.wake(parked, self._latency_s)
+        else:
+            city.waiting[key].append((parked, self))
+
+    def __str__(self) -> str:
+        return f"control key {self._key!r}"
+
+
+Asked = tuple[Parked, _Question]
 
 
 class _Activity:
@@ -207,28 +230,28 @@ class _Condition(base.Condition):
         self._notified = False
 
     def __enter__(self) -> base.Condition:
-        (self._clock.current or self._clock.holder()).held += 1
+        self._clock.held += 1
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        (self._clock.current or self._clock.holder()).held -= 1
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._clock.held -= 1
         if self._notified:
             self._look()
 
     def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
-        task = self._clock.holder()
+        clock = self._clock
         while not predicate():
-            if until is not None and self._clock.now >= until:
+            if until is not None and clock.now >= until:
                 return False
-            parked = self._clock.park(self._name, until)
+            parked = clock.park(self._name, until)
             self._waiting.append((parked, predicate))
-            task.held -= 1
+            clock.held -= 1
             if self._notified:
                 self._look()
             try:
-                self._clock.blocked(parked)
+                clock.blocked(parked)
             finally:
-                task.held += 1
+                clock.held += 1
                 if until is not None:  # nobody may ever notify those whose time is up
                     self._waiting = [each for each in self._waiting if each[0].waits]
         return True
@@ -261,25 +284,15 @@ class _Control(base.Control):
             self._clock.at(self._clock.now + self._latency_s, lambda: self._arrived(key, value))
 
     def get(self, key: str) -> bytes:
-        clock, city = self._clock, self._city
-        answers: list[bytes] = []
-        reason = f"control key {key!r}"
-
-        def ask(parked: Parked) -> None:
-            if key in city.values:
-                answers.append(city.values[key])
-                clock.wake(parked, self._latency_s)
-            else:
-                city.waiting[key].append((parked, answers))
-
+        question, clock = _Question(self._city, self._latency_s, key), self._clock
         if self._latency_s:
-            clock.visit(clock.now + self._latency_s, ask, reason)
-        elif key in city.values:
-            return city.values[key]
+            clock.visit(clock.now + self._latency_s, question, question)
+        elif key in self._city.values:
+            return self._city.values[key]
         else:
-            ask(parked := clock.park(reason))
+            question(parked := clock.park(question))
             clock.blocked(parked)
-        return answers[0]
+        return question.answer
 
     def wait(self, key: str) -> None:
         self.get(key)
@@ -310,8 +323,8 @@ class _Control(base.Control):
             return
 
         def answer() -> None:
-            for parked, answers in waiting:
-                answers.append(value)
+            for parked, question in waiting:
+                question.answer = value
                 self._clock.wake(parked, self._latency_s)
 
         if self._latency_s:  # the way back begins when all else has happened that is due now
