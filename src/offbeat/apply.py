@@ -98,13 +98,13 @@ class Applier:
 
     def _next(self) -> bool:
         """Let the algorithm run to its next round that needs a step; False at the end."""
-        world, stats = self._replica.world, self.stats
+        now, rounds = self._replica.world.now, self._rounds
         while True:
-            began = world.now()
-            each = next(self._rounds, None)
-            ended = world.now()
-            stats.wait_s += ended - began
+            began = now()
+            each = next(rounds, None)
+            ended = now()
             if ended > began:
+                self.stats.wait_s += ended - began
                 number = None if each is None else each.round
                 self._tell("wait", from_s=began, to_s=ended, round=number)
             if each is None:
@@ -135,7 +135,8 @@ class Applier:
         self.stats.note(applied, now)
         if applied.merge.own:
             return
-        self._tell_round(applied, now)
+        if self._replica.world.records is not None:
+            self._tell_round(applied, now)
         self.samples += applied.samples
         self._passed_by(applied, applied=True)
 

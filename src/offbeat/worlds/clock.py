@@ -26,7 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
 from offbeat.worlds.generators import Generators
-from offbeat.worlds.tasks import Parked, Task, Worker
+from offbeat.worlds.tasks import Parked, Task, Visit, Worker
 
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -73,22 +73,21 @@ class Clock:
             self.at(until, lambda: self.wake(parked))
         return parked
 
-    def visit(self, moment: float, call: Callable[[Parked], None], reason: object) -> None:
-        """Have `call` done at `moment`, and block the current task until that, or what it sets off,
-        has woken it; `moment` is later than now.
+    def visit(self, moment: float, visit: Visit) -> None:
+        """Have `visit.there` called at `moment`, and block the current task until that, or what it
+        sets off, has woken it; `moment` is later than now.
 
         On the way it can be ended, but not woken.
         """
-        task = self._current()
-        parked = Parked(task, reason)
+        task = visit.task = self._current()
 
         def there() -> None:
             if not task.done:
-                task.parked = parked
+                task.parked = visit
                 if task.worker.failure is None:
-                    call(parked)
+                    visit.there()
                 else:
-                    self.wake(parked)
+                    self.wake(visit)
 
         heappush(self._heap, (moment, next(self._sequence), there))
         self._switch(task)

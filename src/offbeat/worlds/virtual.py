@@ -14,7 +14,6 @@ contend with each other.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from offbeat.worlds.base import World, checked_members
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
+from offbeat.worlds.virtual_store import Store
 
 
 @dataclass
@@ -64,7 +64,9 @@ def run(
     if workers is not None:
         cluster = cluster.resized(workers)
     clock = Clock()
-    city = _City(clock, cluster, Places(clock, cluster.network))
+    network = cluster.network
+    store = Store(clock, network.control_latency_s)
+    city = _City(clock, cluster, Places(clock, network), store)
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
@@ -109,7 +111,7 @@ class VirtualWorld(World):
         super().__init__(worker.rank, cluster.workers, cluster, seed)
         self.worker = worker
         self.city = city
-        self.control = _Control(city)
+        self.control = city.store
         self._clock = city.clock
 
     def now(self) -> float:
@@ -149,11 +151,8 @@ class _City:
     clock: Clock
     cluster: Cluster
     places: Places
+    store: Store
     worlds: list[VirtualWorld] = field(default_factory=list)
-    values: dict[str, bytes] = field(default_factory=dict)
-    counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    waiting: defaultdict[str, list[Asked]] = field(default_factory=lambda: defaultdict(list))
-    """Who waits for which key."""
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -178,33 +177,6 @@ class _City:
 
 
 _CITIES: list[_City] = []
-
-
-class _Question:
-    """What a task asks of the store: called there, it is answered, or waits for the key."""
-
-    __slots__ = ("_city", "_key", "_latency_s", "answer")
-
-    answer: bytes
-
-    def __init__(self, city: _City, latency_s: float, key: str) -> None:
-        self._city = city
-        self._latency_s = latency_s
-        self._key = key
-
-    def __call__(self, parked: Parked) -> None:
-        city, key = self._city, self._key
-        if key in city.values:
-            self.answer = city.values[key]
-            city.clock.wake(parked, self._latency_s)
-        else:
-            city.waiting[key].append((parked, self))
-
-    def __str__(self) -> str:
-        return f"control key {self._key!r}"
-
-
-Asked = tuple[Parked, _Question]
 
 
 class _Activity:
@@ -267,67 +239,3 @@ class _Condition(base.Condition):
                 self._clock.wake(parked)
             elif parked.waits:
                 self._waiting.append((parked, predicate))
-
-
-class _Control(base.Control):
-    """A dictionary at the store, one latency away."""
-
-    def __init__(self, city: _City) -> None:
-        self._city = city
-        self._clock = city.clock
-        self._latency_s = city.cluster.network.control_latency_s
-
-    def set(self, key: str, value: bytes) -> None:
-        if self._latency_s == 0.0:
-            self._arrived(key, value)
-        else:
-            self._clock.at(self._clock.now + self._latency_s, lambda: self._arrived(key, value))
-
-    def get(self, key: str) -> bytes:
-        question, clock = _Question(self._city, self._latency_s, key), self._clock
-        if self._latency_s:
-            clock.visit(clock.now + self._latency_s, question, question)
-        elif key in self._city.values:
-            return self._city.values[key]
-        else:
-            question(parked := clock.park(question))
-            clock.blocked(parked)
-        return question.answer
-
-    def wait(self, key: str) -> None:
-        self.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        counters = self._city.counters
-        totals: list[int] = []
-
-        def count(parked: Parked) -> None:
-            counters[key] += amount
-            totals.append(counters[key])
-            self._clock.wake(parked, self._latency_s)
-
-        if self._latency_s:
-            self._clock.visit(self._clock.now + self._latency_s, count, key)
-            return totals[0]
-        counters[key] += amount
-        return counters[key]
-
-    def delete(self, key: str) -> None:
-        self._city.values.pop(key, None)
-        self._city.counters.pop(key, None)
-
-    def _arrived(self, key: str, value: bytes) -> None:
-        self._city.values[key] = value
-        waiting = self._city.waiting.pop(key, None)
-        if waiting is None:
-            return
-
-        def answer() -> None:
-            for parked, question in waiting:
-                question.answer = value
-                self._clock.wake(parked, self._latency_s)
-
-        if self._latency_s:  # the way back begins when all else has happened that is due now
-            self._clock.at(self._clock.now, answer)
-        else:
-            answer()
