@@ -123,19 +123,21 @@ class Applier:
     def _end(self) -> None:
         ended, self._round = self._round, None
         assert ended is not None
-        assert ended.merge is not None
-        ended.merge.end(ended)
+        merge = ended.merge
+        assert merge is not None
+        merge.end(ended)
         self._note(ended)
-        if not ended.merge.own:
+        if not merge.own:
             self._followers.applied(ended)
 
     def _note(self, applied: Round) -> None:
         assert applied.merge is not None
-        now = self._replica.world.now()
+        world = self._replica.world
+        now = world.now()
         self.stats.note(applied, now)
         if applied.merge.own:
             return
-        if self._replica.world.records is not None:
+        if world.records is not None:
             self._tell_round(applied, now)
         self.samples += applied.samples
         self._passed_by(applied, applied=True)

@@ -73,14 +73,14 @@ class Service(State):
         """Take the pile for the round that has started; under lock."""
         if self._keeps_pile():
             pile = self.piles.nothing()
+            self._given = pile, self._share_of(pile, self._started, made=0)
         else:
-            if self.piles.micro_batches:
+            if self.write is not None and self.piles.micro_batches:
                 self._write(self.piles.growing)
             pile = self.piles.take()
-        self._given = pile, self._share_of(pile, self._started)
-        self._notes = ()
-        if not self._keeps_pile():
+            self._given = pile, self._share_of(pile, self._started, self._made)
             self._made = 0
+        self._notes = ()
         self._started += 1
         self.gave_s = self._world.now()
         self._overdue = False
@@ -108,19 +108,19 @@ class Service(State):
                     self._exchange.see_and_launch(pile)
             pile.written, pile.unseen = True, not self._in_round
 
-    def _share_of(self, pile: Pile, round: int) -> Share:
+    def _share_of(self, pile: Pile, round: int, made: int) -> Share:
         """What this worker's part of the header says."""
-        known = max(self.log.taken, self._resumes_after)
+        known, samples = max(self.log.taken, self._resumes_after), pile.samples
         return Share(
-            samples=pile.samples,
+            samples=samples,
             presence=self._presence,
             age=0 if self._presence != HERE else round + 1 - known,
             stale=0 if pile.oldest_round is None else round - pile.oldest_round + 1,
             notes=self._notes,
-            micro_batches=pile.micro_batches if pile.samples else 0,
-            weight=self.weight(pile) if pile.samples else 0.0,
-            stale_samples=pile.samples * round - pile.known_samples,
-            made=0 if self._keeps_pile() else self._made,
+            micro_batches=pile.micro_batches if samples else 0,
+            weight=self.weight(pile) if samples else 0.0,
+            stale_samples=samples * round - pile.known_samples,
+            made=made,
             ends=self._ends,
             rates=self._rates,
             used=pile.used,
@@ -184,7 +184,8 @@ class Service(State):
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
             adopts = self._begin_taking()
-        yield from self._taken(adopts, waited_s, last)
+            taken = self._next(waited_s, last)
+        yield from self._taken(adopts, taken, last)
 
     def _begin_taking(self) -> bool:
         """Have nothing folded from here on; say whether something was. Under lock."""
@@ -193,24 +194,29 @@ class Service(State):
         self._taking = True
         return bool(self.log.adopt())
 
-    def _taken(self, adopts: bool, waited_s: float, last: int | None) -> Iterator[Round]:
+    def _taken(self, adopts: bool, taken: Round | None, last: int | None) -> Iterator[Round]:
+        """Have the reader adopt what was folded, then this round and all after it."""
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
-            while (taken := self._next(waited_s, last)) is not None:
+            while taken is not None:
                 yield taken
-                waited_s = 0.0
+                with self._state:
+                    taken = self._next(0.0, last)
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
 
     def _next(self, waited_s: float, last: int | None) -> Round | None:
-        """Take back the round that was lent, if any, and lend the next one; None for the end."""
-        with self._state:
-            self.log.returned()
-            if self._wants_room:
-                self._state.notify_all()
-            if not self.log or (last is not None and self.log.taken >= last):
-                self._taking = False
-                return None
-            self.log.taken += 1
-            return self.log.next(self.merge, waited_s)
+        """Take back the round that was lent, if any, and lend the next one; None for the end.
+
+        Under lock.
+        """
+        log = self.log
+        log.returned()
+        if self._wants_room:
+            self._state.notify_all()
+        if not log or (last is not None and log.taken >= last):
+            self._taking = False
+            return None
+        log.taken += 1
+        return log.next(self.merge, waited_s)
