@@ -412,7 +412,7 @@ def test_nothing_is_left_of_channels_that_everyone_has_closed() -> None:
     offbeat.run(worker, PAIR)
     city = cities[0]
     assert len(city.places) == 0
-    assert not city.waiting
+    assert not city.store.waiting
     assert [len(world.worker.tasks) for world in city.worlds] == [1, 1]
 
 

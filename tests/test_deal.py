@@ -339,7 +339,7 @@ def test_keys_do_not_grow_with_epochs() -> None:
         def worker() -> int:
             trained(offbeat.Deal(dataset, 2), dataset, offbeat.SyncSGD(), epochs)
             control: Any = enter_world().control
-            return len(control._city.values) + len(control._city.counters)
+            return len(control.values) + len(control.counters)
 
         return max(offbeat.run(worker, cluster(1.0, 0.5)).results)
 

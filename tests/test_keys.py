@@ -59,7 +59,7 @@ def _virtual_keys(algorithm: str, steps: int, habit: str) -> int:
         dp = _train(algorithm, steps, habit, away_s=5.0)
         control: Any = dp._world.control
         dp.close()
-        keys.append(len(control._city.values) + len(control._city.counters))
+        keys.append(len(control.values) + len(control.counters))
 
     offbeat.run(worker, CLUSTER)
     return max(keys)
@@ -78,7 +78,7 @@ def test_keys_of_agreements_do_not_grow_with_attachments() -> None:
             control: Any = enter_world().control
             for _ in range(attachments):
                 _train("EagerSGD()", 2, "only trains", 0.0).close()
-            names = [*control._city.values, *control._city.counters]
+            names = [*control.values, *control.counters]
             return sum(name.startswith("agree/") for name in names)
 
         return max(offbeat.run(worker, CLUSTER).results)

@@ -160,6 +160,23 @@ def test_every_algorithm_can_be_timed() -> None:
         assert result.target is result.final_loss is result.final_accuracy is None
 
 
+@pytest.mark.parametrize("algorithm", ["sync", "eager:quorum=solo", "abs", "waitfree"])
+def test_a_race_comes_to_what_its_records_say_and_to_the_same_without_them(algorithm: str) -> None:
+    (result,), lines = raced(algorithm, task="timing", until="2000samples")
+    (silent,) = (
+        Race.of([algorithm], cluster=CLUSTER, task="timing", seeds=1, until="2000samples")
+        .run()
+        .results
+    )
+    assert silent == result
+    rounds = [line for line in lines if line["kind"] == "round" and line["rank"] == 0]
+    samples = sum(line["samples"] for line in rounds)
+    stale = sum(line["samples"] * line["mean_staleness_rounds"] for line in rounds)
+    assert samples >= 2000
+    assert result.mean_staleness_rounds == stale / samples
+    assert result.max_staleness_rounds == max(line["staleness_rounds"] for line in rounds)
+
+
 @pytest.mark.parametrize("algorithm", ["sync", "eager", "eager:quorum=solo", "abs", "waitfree"])
 def test_without_tensors_everything_happens_when_it_does_with_them(algorithm: str) -> None:
     def happened(task: str) -> tuple[list[Any], list[float]]:

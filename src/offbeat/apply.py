@@ -99,13 +99,13 @@ class Applier:
 
     def _next(self) -> bool:
         """Let the algorithm run to its next round that needs a step; False at the end."""
-        world, stats = self._replica.world, self.stats
+        now, rounds = self._replica.world.now, self._rounds
         while True:
-            began = world.now()
-            each = next(self._rounds, None)
-            ended = world.now()
-            stats.wait_s += ended - began
+            began = now()
+            each = next(rounds, None)
+            ended = now()
             if ended > began:
+                self.stats.wait_s += ended - began
                 number = None if each is None else each.round
                 self._tell("wait", from_s=began, to_s=ended, round=number)
             if each is None:
@@ -125,20 +125,23 @@ class Applier:
     def _end(self) -> None:
         ended, self._round = self._round, None
         assert ended is not None
-        assert ended.merge is not None
-        ended.merge.end(ended)
+        merge = ended.merge
+        assert merge is not None
+        merge.end(ended)
         self._replica.changed()
         self._note(ended)
-        if not ended.merge.own:
+        if not merge.own:
             self._followers.applied(ended)
 
     def _note(self, applied: Round) -> None:
         assert applied.merge is not None
-        now = self._replica.world.now()
+        world = self._replica.world
+        now = world.now()
         self.stats.note(applied, now)
         if applied.merge.own:
             return
-        self._tell_round(applied, now)
+        if world.records is not None:
+            self._tell_round(applied, now)
         self.samples += applied.samples / self._replica.engine.known_share
         self._passed_by(applied, applied=True)
 

@@ -10,8 +10,9 @@ do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Literal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,7 +31,7 @@ from offbeat.rounds import agree
 from offbeat.schedule import Schedule
 from offbeat.worlds import World
 
-_NOBODY = nullcontext()
+T = TypeVar("T")
 # By reference: what is attached keeps its optimizer, which would else keep itself for ever.
 _attachments: WeakKeyDictionary[Optimizer, ref[Attached]] = WeakKeyDictionary()
 
@@ -180,13 +181,15 @@ class Attached(ABC):
         if self._unscaled():
             self._in_step = True
             try:
-                with self._others_away():
-                    applies = self._apply.begin(self.algorithm.step(replica))
+                rounds = self.algorithm.step(replica)
+                applies = self._with_others_away(lambda: self._apply.begin(rounds))
             finally:
                 self._in_step = False
         else:
             replica.drop()
-        self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=replica.arrival)
+        if self._world.records is not None:
+            arrival = replica.arrival
+            self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=arrival)
         if not applies:
             replica.gradients.clear()
         return closed
@@ -196,8 +199,7 @@ class Attached(ABC):
             return
         self._in_step = True
         try:
-            with self._others_away():
-                self._apply.step_made()
+            self._with_others_away(self._apply.step_made)
             self._apply.schedule.own_step()
         finally:
             self._in_step = False
@@ -215,10 +217,15 @@ class Attached(ABC):
             return (args[0], lambda: loss, *args[2:]), kwargs
         return args, {**kwargs, "closure": lambda: loss}
 
+    def _with_others_away(self, act: Callable[[], T]) -> T:
+        """Do something that may wait."""
+        if len(self._world.open) == 1:  # this one
+            return act()
+        with self._others_away():
+            return act()
+
     def _others_away(self) -> AbstractContextManager[object]:
         """While this attachment may wait, this worker is away from all others."""
-        if self._world.open == [self]:
-            return _NOBODY
         with ExitStack() as stack:
             for thing in self._world.open:
                 if thing is not self and hasattr(thing, "away"):

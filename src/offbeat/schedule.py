@@ -54,6 +54,9 @@ class Schedule:
 
     def round(self, each: Round, applied: bool) -> None:
         """A round has passed, and was applied or left out."""
+        if self._scheduler is None:
+            self.made += each.made
+            return
         before = self.ticks
         self.made += each.made
         if self._by == "samples":

@@ -6,7 +6,6 @@ What it remembers on the way is in watching.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import offbeat
 from offbeat.clusters import Cluster
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.tasks import Task
-from offbeat.lab.watching import Keeping, Outcome, Plan, Shared, Tell, Watch
+from offbeat.lab.watching import Keeping, OfAttached, Outcome, Plan, Shared, Tell, Watch
 from offbeat.worlds import World, enter_world, leave_world
 
 _LATEST_STEP = "race/latest-step"
@@ -44,12 +43,13 @@ def train(
         group["lr"] *= contestant.rate
     batches = task.batches(offbeat.rank(), offbeat.world_size(), seed)
     world = enter_world(pace, seed)
-    with _watched(world) as watch:
-        run = Keeping(task, model, plan, shared, tell, watch, virtual=pace is None, rank=world.rank)
-        if contestant.is_ddp and pace is not None:
-            outcome = _ddp(world, run, task, model, optimizer, batches, watch)
-        else:
-            outcome = _attached(world, run, task, model, optimizer, batches, watch, contestant)
+    run = Keeping(
+        task, model, plan, shared, tell, world.records, virtual=pace is None, rank=world.rank
+    )
+    if contestant.is_ddp and pace is not None:
+        outcome = _ddp(world, run, task, model, optimizer, batches)
+    else:
+        outcome = _attached(world, run, task, model, optimizer, batches, contestant)
     leave_world(world)
     run.finish(outcome)
     return outcome
@@ -70,12 +70,12 @@ def _attached(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Iterator[Any],
-    watch: Watch,
     contestant: Contestant,
 ) -> Outcome:
     with offbeat.attach(model, optimizer, contestant.algorithm) as dp:
         # Not dp.agreed, which brings a worker to the newest round: to be watched changes nothing.
         run.agreed = dp._replica.agreed
+        run.reads(totals := OfAttached(dp))
         while run.goes_on(dp.seconds, dp.round):
             batch = next(batches)
             optimizer.zero_grad()
@@ -95,8 +95,8 @@ def _attached(
         stats.dropped_samples,
         stats.compute_s,
         stats.wait_s,
-        watch.stale / watch.samples if watch.samples else 0.0,
-        watch.oldest_rounds,
+        stats.stale_samples / totals.samples if totals.samples else 0.0,
+        max(stats.staleness, default=0),
         bool(stats.replicas_identical),
         steps=stats.steps,
     )
@@ -109,14 +109,14 @@ def _ddp(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Iterator[Any],
-    watch: Watch,
 ) -> Outcome:
     """Train with DistributedDataParallel; its compute is paced before backward begins to reduce.
 
     Nobody may leave alone, or the others would hang. Worker 0 decides: when it has ended step k,
     nobody can have ended k + 1 without it, so k + 1 is the last one for all.
     """
-    wrapped = DistributedDataParallel(model)
+    wrapped, watch = DistributedDataParallel(model), Watch(world.records)
+    run.reads(watch)
     step, computed = 0, 0.0
     latest = 0
     while not latest or step < latest:
@@ -169,11 +169,3 @@ def _same_on_all(world: World, model: nn.Module) -> bool:
     channel.all_reduce(least := flat.clone(), "min").wait()
     channel.all_reduce(most := flat.clone(), "max").wait()
     return bool(torch.equal(least, most))
-
-
-@contextmanager
-def _watched(world: World) -> Iterator[Watch]:
-    before = world.records
-    world.records = watch = Watch(before)
-    yield watch
-    world.records = before

@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.attach import Attachment
 from offbeat.lab.goals import Target, Until
 from offbeat.lab.tasks import Task
 from offbeat.records import Line, Sink
@@ -50,22 +52,51 @@ class Shared:
 
     over: bool = False
     """The target has been reached: everybody leaves."""
-    watches: list[Watch] = field(default_factory=list)
+    totals: list[Totals] = field(default_factory=list)
     """Of all workers in this process."""
+
+
+class Totals(Protocol):
+    """What one worker has done so far."""
+
+    @property
+    def compute_s(self) -> float: ...
+
+    @property
+    def wait_s(self) -> float: ...
+
+    @property
+    def samples(self) -> float:
+        """Of all workers, in the rounds that were applied here."""
+
+
+class OfAttached:
+    """The totals that an attachment keeps itself."""
+
+    def __init__(self, dp: Attachment) -> None:
+        self._apply = dp._apply
+
+    @property
+    def compute_s(self) -> float:
+        return self._apply.stats.compute_s
+
+    @property
+    def wait_s(self) -> float:
+        return self._apply.stats.wait_s
+
+    @property
+    def samples(self) -> float:
+        return self._apply.samples
 
 
 @dataclass
 class Watch:
-    """Reads what happens to one worker off its records, and hands them on."""
+    """The totals of a worker without one, read off its records, which are handed on."""
 
     sink: Sink | None
     compute_s: float = 0.0
     wait_s: float = 0.0
     samples: float = 0.0
-    """Of all workers, in the rounds that were applied here."""
-    stale: float = 0.0
-    """Staleness times samples."""
-    oldest_rounds: int = 0
 
     def __call__(self, line: Line) -> None:
         kind = line["kind"]
@@ -75,8 +106,6 @@ class Watch:
             self.wait_s += line["to_s"] - line["from_s"]
         elif kind == "round":
             self.samples += line["samples"]
-            self.stale += line["samples"] * line["mean_staleness_rounds"]
-            self.oldest_rounds = max(self.oldest_rounds, line["staleness_rounds"])
         if self.sink is not None:
             self.sink(line)
 
@@ -118,7 +147,7 @@ class Keeping:
         plan: Plan,
         shared: Shared,
         tell: Tell,
-        watch: Watch,
+        records: Sink | None,
         virtual: bool,
         rank: int,
     ) -> None:
@@ -127,7 +156,8 @@ class Keeping:
         self._plan = plan
         self._shared = shared
         self._tell = tell
-        self._watch = watch
+        self._records = records
+        self._totals: Totals = Watch(None)
         self._virtual = virtual
         self._rank = rank
         self.looks = rank == 0 or not virtual
@@ -138,17 +168,21 @@ class Keeping:
         self._evaluations: list[Line] = []
         self.agreed: Callable[[], AbstractContextManager[None]] = nullcontext
         """Shows the model that all workers agree on, where they have steps of their own."""
-        shared.watches.append(watch)
+
+    def reads(self, totals: Totals) -> None:
+        """Have this worker's totals from there."""
+        self._totals = totals
+        self._shared.totals.append(totals)
 
     def goes_on(self, seconds: float, rounds: int) -> bool:
         """Say whether there is another micro-batch to compute."""
         if self._shared.over or seconds >= self._plan.limit_s:
             return False
-        return self._plan.until.share(seconds, rounds, self._watch.samples) < 1.0
+        return self._plan.until.share(seconds, rounds, self._totals.samples) < 1.0
 
     def stepped(self, seconds: float, rounds: int, loss: Tensor) -> None:
         """Look at the run after a step, and take a snapshot if one is due."""
-        share = self._plan.until.share(seconds, rounds, self._watch.samples)
+        share = self._plan.until.share(seconds, rounds, self._totals.samples)
         due = self._rank == 0 and share * self._plan.snapshots >= self._taken
         if due:
             self._taken = int(share * self._plan.snapshots) + 1
@@ -168,15 +202,15 @@ class Keeping:
             _put_back(self._model, snapshot.parameters)
             self._evaluate(snapshot.at_s, snapshot.round, snapshot.samples)
         _put_back(self._model, trained)
-        self._evaluate(outcome.seconds, outcome.rounds, self._watch.samples)
+        self._evaluate(outcome.seconds, outcome.rounds, self._totals.samples)
         outcome.evaluations = self._evaluations
 
     def _snapshot(self, seconds: float, rounds: int) -> None:
         if not self._virtual:
             copied = _copied(self._model)
-            self._snapshots.append(_Snapshot(seconds, rounds, self._watch.samples, copied))
+            self._snapshots.append(_Snapshot(seconds, rounds, self._totals.samples, copied))
             return
-        loss, accuracy = self._evaluate(seconds, rounds, self._watch.samples)
+        loss, accuracy = self._evaluate(seconds, rounds, self._totals.samples)
         target = self._plan.target
         if self._plan.stops and target is not None and target.reached(loss, accuracy):
             self._shared.over = True
@@ -190,7 +224,8 @@ class Keeping:
         line = {"kind": "evaluation", "at_s": seconds, "round": rounds, "samples": samples}
         line |= {"loss": loss, "accuracy": accuracy}
         self._evaluations.append(line)
-        self._watch(line)
+        if self._records is not None:
+            self._records(line)
         return loss, accuracy
 
     def _progress(self, seconds: float, rounds: int, loss: float | None) -> None:
@@ -200,9 +235,9 @@ class Keeping:
                 "rank": self._rank,
                 "seconds": seconds,
                 "rounds": rounds,
-                "share": self._plan.until.share(seconds, rounds, self._watch.samples),
-                "compute_s": sum(watch.compute_s for watch in self._shared.watches),
-                "wait_s": sum(watch.wait_s for watch in self._shared.watches),
+                "share": self._plan.until.share(seconds, rounds, self._totals.samples),
+                "compute_s": sum(each.compute_s for each in self._shared.totals),
+                "wait_s": sum(each.wait_s for each in self._shared.totals),
                 "loss": last.get("loss", loss),
                 "accuracy": last.get("accuracy"),
             }

@@ -73,8 +73,9 @@ class Step:
         if round.divisor == 1.0:  # one micro-batch alone: to copy is quicker than to divide
             torch._foreach_copy_(grads, sums)
             return
+        divisor = round.divisor_tensor
         for view, grad in zip(sums, grads, strict=True):
-            torch.div(view, round.divisor, out=grad)
+            torch.div(view, divisor, out=grad)
 
     def end(self, round: Round) -> None:
         """Have this worker's own values in the param groups again."""

@@ -42,6 +42,8 @@ class Stats:
     """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)
     """How many rounds had which staleness."""
+    stale_samples: float = 0.0
+    """Samples of all workers in the applied rounds, times the rounds that they were late."""
     join_wait_s: float = 0.0
     """Seconds of `wait_s` at the end, for workers that still had data."""
     waited_for: int | None = None
@@ -72,13 +74,15 @@ class Stats:
 
     def note(self, applied: Round, ended_s: float) -> None:
         """Count a round that was applied, or a step of this worker's own."""
-        assert applied.merge is not None
-        if applied.merge.counts:
+        merge = applied.merge
+        assert merge is not None
+        if merge.counts:
             self.applied_samples += applied.samples_by_rank[self.rank]
-        if applied.merge.own:
+        if merge.own:
             return
         self.rounds += 1
         self.staleness[applied.staleness_rounds] += 1
+        self.stale_samples += applied.samples * applied.mean_staleness_rounds
         self.history.append(
             RoundStats(
                 applied.round,

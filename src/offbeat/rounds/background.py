@@ -172,8 +172,10 @@ class Background(Service):
 
     def _keep_short(self) -> None:
         """Fold the oldest rounds of a log that the program does not take from."""
+        if self.fold is None or not self.log.too_long:  # nobody else makes it longer
+            return
         with self._state:
-            if self.fold is None or not self.log.too_long or not self._may_fold_now():
+            if not self.log.too_long or not self._may_fold_now():
                 return
             self._folding = True
         self.fold(self._to_fold())

@@ -142,17 +142,19 @@ class Engine(Presence):
             too_stale = limit is not None and self._started - self.log.taken > limit
             late = too_stale or self._is_late(delay)
             dropped = too_stale or (late and drop_late)
-            before = self.piles.samples
+            made = dropped
             if not dropped:
                 pile = self.piles.growing
+                before = pile.samples
                 add(pile)
+                made = pile.samples > before
                 pile.known_samples += (pile.samples - before) * self.log.taken
                 if pile.oldest_round is None:
                     pile.oldest_round = self.log.taken
                 self._seconds = seconds
             self._rates, self._notes = rates, notes
             self._steps += 1
-            self._made += dropped or self.piles.samples > before
+            self._made += made
             if self._rules.at_arrival:
                 return "on time"
             # On time: wait for the round that will take this. Late: only for one under way. With a
@@ -282,7 +284,9 @@ class Engine(Presence):
                 self._waits_since = None
             waited_s = self._world.now() - began
             adopts = self._begin_taking()
-        yield from self._taken(adopts, waited_s, None if delay is None else last)
+            upto = None if delay is None else last
+            taken = self._next(waited_s, upto)
+        yield from self._taken(adopts, taken, upto)
         if self._says_later:
             self._says_later = False
             with self._state:

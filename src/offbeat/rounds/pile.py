@@ -35,8 +35,8 @@ class Pile:
     def zero(self) -> None:
         """Have zeros in the buffer: a round takes this pile, and nothing is on it."""
         if not self.blank:
-            for tensor in self.flats.tensors:
-                tensor.zero_()
+            for body in self.flats.bodies:  # the margin is written anew for every round
+                body.zero_()
             self.blank = True
 
     def carry(self, buckets: tuple[int, ...] | None) -> None:
@@ -153,11 +153,13 @@ class Piles:
     @property
     def growing(self) -> Pile:
         """The pile that the next micro-batch goes onto; made when it is first asked for."""
-        if self._growing is None:
+        growing = self._growing
+        if growing is None:
             reused = self._spare and not self.written_late
-            self._growing = self._spare.pop() if reused else Pile(self._layout, self._margin)
-            self._growing.clear()
-        return self._growing
+            growing = self._spare.pop() if reused else Pile(self._layout, self._margin)
+            growing.clear()
+            self._growing = growing
+        return growing
 
     @property
     def micro_batches(self) -> int:

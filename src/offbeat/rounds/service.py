@@ -147,21 +147,21 @@ class Service(State):
 
     def _share_of(self, pile: Pile, round: int, keeps: bool) -> Share:
         """What this worker's part of the header says."""
-        weight = self.weight(pile) if pile.samples else 0.0
+        known, samples = max(self.log.taken, self._resumes_after), pile.samples
+        weight = self.weight(pile) if samples else 0.0
         if keeps and self._presence == HERE:
             weight = self._weight_of_late()
         self._weighed = weight or self._weighed
-        known = max(self.log.taken, self._resumes_after)
         return Share(
             round=self._offset + round,
-            samples=pile.samples,
+            samples=samples,
             presence=self._presence,
             age=0 if self._presence != HERE else round + 1 - known,
             stale=0 if pile.oldest_round is None else round - pile.oldest_round + 1,
             notes=self._notes,
-            micro_batches=pile.micro_batches if pile.samples else 0,
+            micro_batches=pile.micro_batches if samples else 0,
             weight=weight,
-            stale_samples=pile.samples * round - pile.known_samples,
+            stale_samples=samples * round - pile.known_samples,
             made=0 if keeps else self._made,
             ends=self._ends,
             rates=self._rates,
@@ -244,7 +244,8 @@ class Service(State):
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
             adopts = self._begin_taking()
-        yield from self._taken(adopts, waited_s, last)
+            taken = self._next(waited_s, last)
+        yield from self._taken(adopts, taken, last)
 
     def _begin_taking(self) -> bool:
         """Have nothing folded from here on; say whether something was. Under lock."""
@@ -253,24 +254,29 @@ class Service(State):
         self._taking = True
         return bool(self.log.adopt())
 
-    def _taken(self, adopts: bool, waited_s: float, last: int | None) -> Iterator[Round]:
+    def _taken(self, adopts: bool, taken: Round | None, last: int | None) -> Iterator[Round]:
+        """Have the reader adopt what was folded, then this round and all after it."""
         if adopts and self.merge is not None:
             self.merge.adopt()
         try:
-            while (taken := self._next(waited_s, last)) is not None:
+            while taken is not None:
                 yield taken
-                waited_s = 0.0
+                with self._state:
+                    taken = self._next(0.0, last)
         finally:  # not under lock: the reader may have let go of it, wherever that is noticed
             self._taking = False
 
     def _next(self, waited_s: float, last: int | None) -> Round | None:
-        """Take back the round that was lent, if any, and lend the next one; None for the end."""
-        with self._state:
-            self.log.returned()
-            if self._wants_room:
-                self._state.notify_all()
-            if not self.log or (last is not None and self.log.taken >= last):
-                self._taking = False
-                return None
-            self.log.taken += 1
-            return self.log.next(self.merge, waited_s)
+        """Take back the round that was lent, if any, and lend the next one; None for the end.
+
+        Under lock.
+        """
+        log = self.log
+        log.returned()
+        if self._wants_room:
+            self._state.notify_all()
+        if not log or (last is not None and log.taken >= last):
+            self._taking = False
+            return None
+        log.taken += 1
+        return log.next(self.merge, waited_s)

@@ -152,7 +152,7 @@ class State:
 
     def _knows_start(self) -> bool:
         """Whether it is known who must be there for the next round."""
-        return self._started == self.log.completed and not self._ended and not self._settled
+        return self._started == self.log.completed and not (self._ended or self._settled)
 
     def _has_arrived(self) -> bool:
         """Whether the others have been told that this worker is on time for the next round."""
@@ -171,22 +171,26 @@ class State:
 
     def _arrives(self) -> int:
         """What to add to the counter of arrivals, which is to follow."""
-        arrivals, before = self._arrivals, self._arrivals.announced
-        arrivals.announced = self._standing()
+        arrivals = self._arrivals
+        before, arrivals.announced = arrivals.announced, self._standing()
         return arrivals.announced - before
 
     def _standing(self) -> int:
         """What the counter of arrivals should hold of this worker."""
-        arrivals, presence = self._arrivals, self._presence
-        if not self._knows_start() or self._rules.lockstep:
+        arrivals, presence, since = self._arrivals, self._presence, self._waits_since
+        if self._rules.lockstep or not self._knows_start():
             return arrivals.announced
-        since = self._waits_since
         if (presence == AWAY and not self._told_away) or self._is_set_aside():
             presence = HERE  # whatever its program does
+        start = arrivals.start
+        on_time = self._on_time_for == start.round or self._overdue
+        silent = not arrivals.announced and not on_time and since is None
+        if silent and presence == HERE and not start.due:
+            return 0  # it computes
         return arrivals.standing(
-            on_time=self._on_time_for == arrivals.start.round or self._overdue,
+            on_time=on_time,
             waits=since is not None and self._world.now() >= since + GRACE_S,
-            given=bool(arrivals.start.due) and self.piles.micro_batches > 0,
+            given=bool(start.due) and self.piles.micro_batches > 0,
             presence=presence,
         )
 

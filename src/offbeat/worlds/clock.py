@@ -16,8 +16,8 @@ grad mode and autocast again, and a worker's main task its own random generators
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -26,7 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
 from offbeat.worlds.generators import Generators
-from offbeat.worlds.tasks import Parked, Task, Worker
+from offbeat.worlds.tasks import Parked, Task, Visit, Worker
 
 _grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -44,6 +44,8 @@ class Clock:
         self.ended = 0.0  # when the last task so far did; later alarms ring for nobody
         self.events = 0
         self.current: Task | None = None
+        self.held = 0
+        """Conditions that the current task is inside of: it must not block there."""
         self._heap: list[tuple[float, int, Task | Callable[[], None]]] = []
         self._sequence = count()
         self._hub = getcurrent()
@@ -55,11 +57,10 @@ class Clock:
 
     def sleep_until(self, moment: float) -> None:
         """Block the current task until `moment`."""
-        if moment <= self.now:
-            return
-        task = self._current()
-        heapq.heappush(self._heap, (moment, next(self._sequence), task))
-        self._switch(task)
+        if moment > self.now:
+            task = self._current()
+            heappush(self._heap, (moment, next(self._sequence), task))
+            self._switch(task)
 
     def park(self, reason: object, until: float | None = None) -> Parked:
         """Register the current task as waiting; it blocks in `blocked`, until `wake`.
@@ -72,24 +73,23 @@ class Clock:
             self.at(until, lambda: self.wake(parked))
         return parked
 
-    def visit(self, moment: float, call: Callable[[Parked], None], reason: object) -> None:
-        """Have `call` done at `moment`, and block the current task until that, or what it sets off,
-        has woken it; `moment` is later than now.
+    def visit(self, moment: float, visit: Visit) -> None:
+        """Have `visit.there` called at `moment`, and block the current task until that, or what it
+        sets off, has woken it; `moment` is later than now.
 
         On the way it can be ended, but not woken.
         """
-        task = self._current()
-        parked = Parked(task, reason)
+        task = visit.task = self._current()
 
         def there() -> None:
             if not task.done:
-                task.parked = parked
+                task.parked = visit
                 if task.worker.failure is None:
-                    call(parked)
+                    visit.there()
                 else:
-                    self.wake(parked)
+                    self.wake(visit)
 
-        heapq.heappush(self._heap, (moment, next(self._sequence), there))
+        heappush(self._heap, (moment, next(self._sequence), there))
         self._switch(task)
 
     def blocked(self, parked: Parked) -> None:
@@ -102,7 +102,7 @@ class Clock:
         task = parked.task
         if task.parked is parked:
             task.parked = None
-            heapq.heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
+            heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
 
     def wake_all(self, waiting: Iterable[Parked]) -> None:
         """Resume parked tasks now, in this order."""
@@ -111,7 +111,7 @@ class Clock:
             task = parked.task
             if task.parked is parked:
                 task.parked = None
-                heapq.heappush(heap, (now, next(sequence), task))
+                heappush(heap, (now, next(sequence), task))
 
     def join(self, task: Task) -> None:
         """Block the current task until another one has ended."""
@@ -120,15 +120,9 @@ class Clock:
             task.joining.append(parked)
             self.blocked(parked)
 
-    def holder(self) -> Task:
-        """Return the current task, which enters or leaves a condition."""
-        if self.current is None:
-            raise WorldError("a condition of the virtual world was used outside its workers")
-        return self.current
-
     def at(self, moment: float, call: Callable[[], None]) -> None:
         """Have something called at `moment`, which must not block, and ends no task."""
-        heapq.heappush(self._heap, (max(moment, self.now), next(self._sequence), call))
+        heappush(self._heap, (max(moment, self.now), next(self._sequence), call))
 
     def end_at(self, moment: float, call: Callable[[], None]) -> None:
         """Have the loop itself call something, which must not block, and may end tasks."""
@@ -141,7 +135,7 @@ class Clock:
         if not worker.tasks:
             self._workers.append(worker)
         worker.tasks.append(task)
-        heapq.heappush(self._heap, (self.now, next(self._sequence), task))
+        heappush(self._heap, (self.now, next(self._sequence), task))
         return task
 
     def kill(self, worker: Worker) -> None:
@@ -165,7 +159,7 @@ class Clock:
         _set_grad_enabled(True)
         try:
             while heap:
-                self.now, _, due = heapq.heappop(heap)
+                self.now, _, due = heappop(heap)
                 self.events += 1
                 if due.__class__ is not Task:
                     due()  # type: ignore[operator]
@@ -208,40 +202,30 @@ class Clock:
         """
         if task.ending:  # its clean-up code
             raise GreenletExit
-        if _graph_task() != -1:
-            raise WorldError(
-                "a verb that blocks was called inside backward(), in a gradient hook: "
-                "workers of the virtual world cannot be switched there"
-            )
-        if task.held:
+        if self.held:
             raise WorldError(f"{task.name} blocks while it holds a condition")
-        grad = _grad_enabled()
-        if not grad:
-            if torch.is_inference_mode_enabled():
-                raise WorldError("a verb that blocks was called under inference_mode: use no_grad")
-            _set_grad_enabled(True)
-        autocast = _autocast_state() if _any_autocast() else None
-        if autocast is not None:
-            _set_autocast([(device, False, dtype) for device, _, dtype in autocast])
+        modes = None
+        if _graph_task() != -1 or not _grad_enabled() or _any_autocast():
+            modes = _put_by()
 
         heap = self._heap
         due = heap[0][2] if heap else None
         if due.__class__ is not Task:
             due = self._make_calls()
-        if due is not None and due.greenlet:
-            # A task that has begun is next: go there at once, not by way of the loop.
-            self.now = heapq.heappop(heap)[0]
+        if due is task:
+            self.now = heappop(heap)[0]
             self.events += 1
-            if due is not task:
-                self.current = due
-                due.greenlet.switch()
+        elif due is not None and due.greenlet:
+            # A task that has begun is next: go there at once, not by way of the loop.
+            self.now = heappop(heap)[0]
+            self.events += 1
+            self.current = due
+            due.greenlet.switch()
         else:
             self._hub.switch()
 
-        if not grad:
-            _set_grad_enabled(False)
-        if autocast is not None:
-            _set_autocast(autocast)
+        if modes is not None:
+            _put_back(*modes)
         worker = task.worker
         if task.draws and self._drawing is not worker:
             self._draw_as(worker)
@@ -257,7 +241,7 @@ class Clock:
                 return due
             if due.__class__ is _ByLoop:
                 return None
-            self.now = heapq.heappop(heap)[0]
+            self.now = heappop(heap)[0]
             self.events += 1
             try:
                 due()  # type: ignore[operator]
@@ -334,14 +318,29 @@ class _ByLoop:
         self.call()
 
 
+def _put_by() -> tuple[bool, Autocast]:
+    """Have the defaults of grad mode and autocast; return what there was."""
+    if _graph_task() != -1:
+        raise WorldError(
+            "a verb that blocks was called inside backward(), in a gradient hook: "
+            "workers of the virtual world cannot be switched there"
+        )
+    if torch.is_inference_mode_enabled():
+        raise WorldError("a verb that blocks was called under inference_mode: use no_grad")
+    grad, autocast = _grad_enabled(), _autocast_state() if _any_autocast() else []
+    _put_back(True, [(device, False, dtype) for device, _, dtype in autocast])
+    return grad, autocast
+
+
+def _put_back(grad: bool, autocast: Autocast) -> None:
+    _set_grad_enabled(grad)
+    for device, enabled, dtype in autocast:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
 def _autocast_state() -> Autocast:
     return [
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in ("cpu", "cuda")
     ]
-
-
-def _set_autocast(state: Autocast) -> None:
-    for device, enabled, dtype in state:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)

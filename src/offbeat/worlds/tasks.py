@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from greenlet import greenlet
 
 from offbeat.worlds.generators import Generators
@@ -28,7 +30,6 @@ class Task:
         "draws",
         "ending",
         "greenlet",
-        "held",
         "joining",
         "main",
         "name",
@@ -44,7 +45,6 @@ class Task:
         self.main = main
         self.draws = main and worker.generators is not None
         self.parked: Parked | None = None
-        self.held = 0  # conditions that this task is inside of
         self.joining: list[Parked] = []
         self.ending = self.done = False
 
@@ -62,3 +62,21 @@ class Parked:
     def waits(self) -> bool:
         """Whether nobody has woken it yet."""
         return self.task.parked is self
+
+
+class Visit(Parked, ABC):
+    """A wait that has something done elsewhere first: the clock calls it at the moment of that.
+
+    `str()` says in a deadlock what it waits for.
+    """
+
+    __slots__ = ()
+
+    @property
+    def reason(self) -> object:  # type: ignore[override]
+        """Itself; a slot that holds it would be a cycle."""
+        return self
+
+    @abstractmethod
+    def there(self) -> None:
+        """Do it, and wake the task or have it wait."""

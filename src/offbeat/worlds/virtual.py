@@ -14,7 +14,6 @@ contend with each other.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from offbeat.worlds.base import World, checked_members
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
+from offbeat.worlds.virtual_store import Store
 
 
 @dataclass
@@ -64,7 +64,9 @@ def run(
     if workers is not None:
         cluster = cluster.resized(workers)
     clock = Clock()
-    city = _City(clock, cluster, Places(clock, cluster.network))
+    network = cluster.network
+    store = Store(clock, network.control_latency_s)
+    city = _City(clock, cluster, Places(clock, network), store)
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
@@ -109,7 +111,7 @@ class VirtualWorld(World):
         super().__init__(worker.rank, cluster.workers, cluster, seed)
         self.worker = worker
         self.city = city
-        self.control = _Control(city)
+        self.control = city.store
         self._clock = city.clock
 
     def now(self) -> float:
@@ -149,11 +151,8 @@ class _City:
     clock: Clock
     cluster: Cluster
     places: Places
+    store: Store
     worlds: list[VirtualWorld] = field(default_factory=list)
-    values: dict[str, bytes] = field(default_factory=dict)
-    counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    waiting: defaultdict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
-    """Who waits for which key."""
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -180,10 +179,6 @@ class _City:
 _CITIES: list[_City] = []
 
 
-Answer = tuple[Parked, list[bytes]]
-"""Who waits, and where to put the value."""
-
-
 class _Activity:
     def __init__(self, clock: Clock, task: Task) -> None:
         self._clock = clock
@@ -207,28 +202,28 @@ class _Condition(base.Condition):
         self._notified = False
 
     def __enter__(self) -> base.Condition:
-        (self._clock.current or self._clock.holder()).held += 1
+        self._clock.held += 1
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        (self._clock.current or self._clock.holder()).held -= 1
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._clock.held -= 1
         if self._notified:
             self._look()
 
     def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
-        task = self._clock.holder()
+        clock = self._clock
         while not predicate():
-            if until is not None and self._clock.now >= until:
+            if until is not None and clock.now >= until:
                 return False
-            parked = self._clock.park(self._name, until)
+            parked = clock.park(self._name, until)
             self._waiting.append((parked, predicate))
-            task.held -= 1
+            clock.held -= 1
             if self._notified:
                 self._look()
             try:
-                self._clock.blocked(parked)
+                clock.blocked(parked)
             finally:
-                task.held += 1
+                clock.held += 1
                 if until is not None:  # nobody may ever notify those whose time is up
                     self._waiting = [each for each in self._waiting if each[0].waits]
         return True
@@ -244,77 +239,3 @@ class _Condition(base.Condition):
                 self._clock.wake(parked)
             elif parked.waits:
                 self._waiting.append((parked, predicate))
-
-
-class _Control(base.Control):
-    """A dictionary at the store, one latency away."""
-
-    def __init__(self, city: _City) -> None:
-        self._city = city
-        self._clock = city.clock
-        self._latency_s = city.cluster.network.control_latency_s
-
-    def set(self, key: str, value: bytes) -> None:
-        if self._latency_s == 0.0:
-            self._arrived(key, value)
-        else:
-            self._clock.at(self._clock.now + self._latency_s, lambda: self._arrived(key, value))
-
-    def get(self, key: str) -> bytes:
-        clock, city = self._clock, self._city
-        answers: list[bytes] = []
-        reason = f"control key {key!r}"
-
-        def ask(parked: Parked) -> None:
-            if key in city.values:
-                answers.append(city.values[key])
-                clock.wake(parked, self._latency_s)
-            else:
-                city.waiting[key].append((parked, answers))
-
-        if self._latency_s:
-            clock.visit(clock.now + self._latency_s, ask, reason)
-        elif key in city.values:
-            return city.values[key]
-        else:
-            ask(parked := clock.park(reason))
-            clock.blocked(parked)
-        return answers[0]
-
-    def wait(self, key: str) -> None:
-        self.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        counters = self._city.counters
-        totals: list[int] = []
-
-        def count(parked: Parked) -> None:
-            counters[key] += amount
-            totals.append(counters[key])
-            self._clock.wake(parked, self._latency_s)
-
-        if self._latency_s:
-            self._clock.visit(self._clock.now + self._latency_s, count, key)
-            return totals[0]
-        counters[key] += amount
-        return counters[key]
-
-    def delete(self, key: str) -> None:
-        self._city.values.pop(key, None)
-        self._city.counters.pop(key, None)
-
-    def _arrived(self, key: str, value: bytes) -> None:
-        self._city.values[key] = value
-        waiting = self._city.waiting.pop(key, None)
-        if waiting is None:
-            return
-
-        def answer() -> None:
-            for parked, answers in waiting:
-                answers.append(value)
-                self._clock.wake(parked, self._latency_s)
-
-        if self._latency_s:  # the way back begins when all else has happened that is due now
-            self._clock.at(self._clock.now, answer)
-        else:
-            answer()

@@ -1,0 +1,118 @@
+"""The virtual world's control plane: a dictionary at a store, one latency away from everybody.
+
+A question is a *visit*: it travels for one latency, is answered there or waits for its key, and the
+answer travels for another one. All workers of a run share one store.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from offbeat.worlds import base
+from offbeat.worlds.clock import Clock
+from offbeat.worlds.tasks import Parked, Visit
+
+
+class Store(base.Control):
+    """Values and counters by key."""
+
+    def __init__(self, clock: Clock, latency_s: float) -> None:
+        self.clock = clock
+        self.latency_s = latency_s
+        self.values: dict[str, bytes] = {}
+        self.counters: defaultdict[str, int] = defaultdict(int)
+        self.waiting: defaultdict[str, list[tuple[Parked, _Question]]] = defaultdict(list)
+        """Who waits for which key."""
+
+    def set(self, key: str, value: bytes) -> None:
+        if self.latency_s == 0.0:
+            self._arrived(key, value)
+        else:
+            self.clock.at(self.clock.now + self.latency_s, lambda: self._arrived(key, value))
+
+    def get(self, key: str) -> bytes:
+        clock, question = self.clock, _Question(self, key)
+        if self.latency_s:
+            clock.visit(clock.now + self.latency_s, question)
+        elif key in self.values:
+            return self.values[key]
+        else:
+            parked = clock.park(question)
+            self.waiting[key].append((parked, question))
+            clock.blocked(parked)
+        return question.answer
+
+    def wait(self, key: str) -> None:
+        self.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        if self.latency_s:
+            counting = _Counting(self, key, amount)
+            self.clock.visit(self.clock.now + self.latency_s, counting)
+            return counting.total
+        self.counters[key] += amount
+        return self.counters[key]
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+        self.counters.pop(key, None)
+
+    def _arrived(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+        waiting = self.waiting.pop(key, None)
+        if waiting is None:
+            return
+
+        def answer() -> None:
+            for parked, question in waiting:
+                question.answer = value
+                self.clock.wake(parked, self.latency_s)
+
+        if self.latency_s:  # the way back begins when all else has happened that is due now
+            self.clock.at(self.clock.now, answer)
+        else:
+            answer()
+
+
+class _Question(Visit):
+    """Asks for a value: gets it, or waits for it at the store."""
+
+    __slots__ = ("_key", "_store", "answer")
+
+    answer: bytes
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+
+    def there(self) -> None:
+        store, key = self._store, self._key
+        if key in store.values:
+            self.answer = store.values[key]
+            store.clock.wake(self, store.latency_s)
+        else:
+            store.waiting[key].append((self, self))
+
+    def __str__(self) -> str:
+        return f"control key {self._key!r}"
+
+
+class _Counting(Visit):
+    """Adds to a counter."""
+
+    __slots__ = ("_amount", "_key", "_store", "total")
+
+    total: int
+
+    def __init__(self, store: Store, key: str, amount: int) -> None:
+        self._store = store
+        self._key = key
+        self._amount = amount
+
+    def there(self) -> None:
+        store = self._store
+        store.counters[self._key] = self.total = store.counters[self._key] + self._amount
+        store.clock.wake(self, store.latency_s)
+
+    def __str__(self) -> str:
+        return self._key
