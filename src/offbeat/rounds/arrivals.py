@@ -93,18 +93,20 @@ class Arrivals:
 
     # --- saying and hearing it; these may block --------------------------------------------
 
-    def announce(self, start: Start, arrived: int) -> None:
-        """Count an arrival, if any, and start the round if it was the last that was needed."""
+    def announce(self, start: Start, arrived: int) -> bool:
+        """Count an arrival, if any; start the round, and say so, if it was all that was missing."""
         if not arrived:
-            return
+            return False
         if not (start.by_one_alone and arrived == ON_TIME) or self._rules.bounded:
             total = self._control.add(self._key("arrived", start.round), arrived)
             if self._rules.hints and start.one_missing(total):
                 self._control.set(self._key("one missing", start.round), b"1")
             if not start.met(total) or start.met(total - arrived):
-                return
-        if not start.least_samples or self._enough(start, self._sum("samples", start)):
+                return False
+        starts = not start.least_samples or self._enough(start, self._sum("samples", start))
+        if starts:
             self._go(start)
+        return starts
 
     def report(self, start: Start, samples: int) -> None:
         """Count samples, and start the round if they were what it waited for."""
@@ -119,9 +121,8 @@ class Arrivals:
         ):
             self._go(start)
 
-    def await_start(self, told: Callable[[], None]) -> None:
+    def await_start(self, start: Start, told: Callable[[], None]) -> None:
         """Block until the round starts; `told` is called if this worker is the last to come."""
-        start = self.start
         if self._rules.hints and start.needed > 1:
             self._control.wait(self._key("one missing", start.round))
             told()

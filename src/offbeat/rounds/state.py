@@ -37,7 +37,7 @@ class State:
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
-        *("_wanted", "_wants_room"),
+        *("_listens", "_runs", "_starts", "_wanted", "_wants_room"),
     )
 
     def __init__(
@@ -88,6 +88,9 @@ class State:
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
         self._on_time_for = -1
+        self._starts = -1  # the round that its arrival has started
+        self._listens = -1  # the round whose start the background waits for
+        self._runs = False  # the program runs the round that it has started
         self._comes = False  # it has come to the next round of a lockstep
         self._says_later = False  # it arrives when it has applied the rounds at hand
         self._rates: tuple[float, ...] = ()
