@@ -170,7 +170,7 @@ class Engine(Presence):
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
             said = (self._arrivals.start, 0) if self._says_later else self._to_say()
-        self._arrivals.announce(*said)
+        self._starts = said[0].round if self._arrivals.announce(*said) else -1
         return "dropped" if dropped else "late" if late else "on time"
 
     def _is_late(self, delay: int) -> bool:
@@ -270,6 +270,8 @@ class Engine(Presence):
         if self._rules.lockstep and self._comes:
             self._comes = False
             self._run_in_lockstep()
+        elif self._starts >= 0:
+            self._run_started()
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:
