@@ -221,7 +221,7 @@ def draw(seed: int) -> Script:
         leaves=leaves,
         raises=None if leaves else raises,
         data=data,
-        follows=often() < 0.25,
+        follows=often() < 0.25 and name != "WAGMASGD",  # there each follows its own model
     )
 
 
