@@ -12,6 +12,9 @@ forward and backward pass of a small model, and in between a sleep that stands f
     solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
     abs, local       WaitFreeLocalSGD(): one's own gradients at once
+    wagma            WAGMASGD(group=2): in every 10th round all wait for all
+    wagma, solo      WAGMASGD(group=2, period_quorum="solo"): nobody waits for the slow rank
+    wagma, delay     the same with delay=1: nor for its own round
 
 Accelerate and torchft take part if they are installed; torchft not with --quick. Contestants take
 turns in the same processes, except torchft, which has a server and thus processes of its own. Those
@@ -172,6 +175,9 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
     "abs, local": attached(offbeat.WaitFreeLocalSGD()),
+    "wagma": attached(offbeat.WAGMASGD(group=2)),
+    "wagma, solo": attached(offbeat.WAGMASGD(group=2, period_quorum="solo")),
+    "wagma, delay": attached(offbeat.WAGMASGD(group=2, period_quorum="solo", delay=1)),
 }
 EQUAL_STEPS = ("ddp", "post-local", "accelerate")
 

@@ -69,6 +69,7 @@ ALGORITHMS = {
     "LBBSP": ("2", "4"),
     "LocalSGD": ("4", "2"),
     "WaitFreeLocalSGD": ("",),
+    "WAGMASGD": ("", "period=3", "period=2, period_quorum='solo'", "delay=1", "late='paper'"),
 }
 
 Collective = Callable[[int], None]
@@ -189,7 +190,9 @@ def draw(seed: int) -> Script:
         evaluation = "agreed"
     even = not uneven and data == "share" and leaves is None
     in_step = name == "LocalSGD" and even and evaluation not in ("away", "agreed")
-    if "Local" in name and not in_step:  # own steps have own rates: promised for gradients only
+    if (
+        "Local" in name or name == "WAGMASGD"
+    ) and not in_step:  # own steps have own rates: promised for gradients only
         stepped, rate_from = "attach", None
     return Script(
         seed=seed,
@@ -218,7 +221,7 @@ def draw(seed: int) -> Script:
         leaves=leaves,
         raises=None if leaves else raises,
         data=data,
-        follows=often() < 0.25,
+        follows=often() < 0.25 and name != "WAGMASGD",  # there each follows its own model
     )
 
 

@@ -146,6 +146,7 @@ class Attachment(Attached):
         model, loggers, schedulers. Use the model that it is given. It holds what all workers agree
         on after that round, and is another than your own where a round is applied in the
         background, while your program waits in a collective of its own.
+        Where workers never have all the same model (`WAGMASGD`), it holds this worker's.
         """
         return self._followers.add(follower)
 
