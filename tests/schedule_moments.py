@@ -22,7 +22,9 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, inside: Inside) -> N
             for rank, log in enumerate(logs):
                 assert log.waited_s < 1e-9, f"worker {rank} has waited {log.waited_s} s"
         if schedule.free and "pause" not in schedule.events:
-            if rules.overdue_s is not None and not rules.least_samples:
+            # Who applies more slowly than rounds come has eight of them wait, then the others.
+            quick = max(schedule.apply_s) <= (rules.overdue_s or 0.0)
+            if rules.overdue_s is not None and quick and not rules.least_samples:
                 _nobody_holds_up_the_others(rules.overdue_s, logs)
             plain = not (plan.any_silent or plan.some_without_samples)
             prompt = not plan.moves or not any(schedule.apply_s)  # applies, then gives
