@@ -28,6 +28,7 @@ from offbeat.errors import (
     WorkerLostError,
 )
 from offbeat.testing import processes
+from offbeat.worlds import enter_world, leave_world
 
 pytestmark = pytest.mark.real
 
@@ -253,6 +254,17 @@ def _again_and_again() -> None:
     # Those of the job's own group and store: how many clients of the store were needed at once
     # differs by one now and then. They are used again, none is left behind by each block.
     assert sockets[3] < sockets[0] + 3, sockets
+
+
+def _closed() -> str:
+    world = enter_world()
+    world.channel("sums").all_reduce(torch.ones(1)).wait()
+    leave_world(world)
+    return str(vars(world)["_failure"])
+
+
+def test_a_world_that_was_closed_has_not_failed() -> None:
+    assert [ended.result for ended in processes(_closed, 2)] == ["None", "None"]
 
 
 def _sockets() -> int:

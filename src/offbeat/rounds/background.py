@@ -1,9 +1,10 @@
 """What a worker's backgrounds do for its rounds: serve them, and carry messages.
 
-Two activities beside the program. The *server* takes part in round after round. The *messenger*
-says what the program has to say, so that it never waits for the control plane; arrives on the
-program's behalf when a deadline has passed; and tells the others of a worker that is away. Being
-away for less than a few milliseconds is nobody's business: it costs no message.
+Two activities beside the program. The *server* takes part in round after round, but for those that
+the program has started and runs itself. The *messenger* says what the program has to say, so that
+it never waits for the control plane; arrives on the program's behalf when a deadline has passed;
+and tells the others of a worker that is away. Being away for less than a few milliseconds is
+nobody's business: it costs no message.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A round starts (start.py), takes what every worker's pile holds at that moment, be it fresh, late or
 nothing, exchanges it (exchange.py) and appends the result to the log (log.py), on every worker. The
-worker's program only adds to its pile and takes results; its background does the rest.
+worker's program only adds to its pile and takes results; its background does the rest. But the
+program whose arrival starts a round runs it, since it would wait for it anyway.
 
     worker 0   compute ──┐ on time: arrives, starts round 7 ────┐ applies 7
     worker 1   compute ──────┐ on time: waits ──────────────────┐ applies 7

@@ -121,7 +121,9 @@ class _Activity:
         try:
             self._run()
         except BaseException as error:
-            self._world.failed(error)
+            # One that finds its world closed has ended with it: that is no failure.
+            if not (self._world._closed and isinstance(error, ClosedError)):
+                self._world.failed(error)
         finally:
             self._ended.set()
 
