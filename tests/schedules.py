@@ -22,7 +22,7 @@ from typing import Literal
 from offbeat.rounds import Rules
 
 Times = tuple[tuple[float, ...], ...]
-MergeKind = Literal["plain", "step", "shift"]
+MergeKind = Literal["plain", "step", "shift", "mix"]
 SILENT = -1
 """Instead of samples: the program says nothing after that step, as after a GradScaler's skip."""
 
@@ -49,6 +49,8 @@ class Plan:
     hasty: tuple[bool, ...] = ()
     """By rank: whether it leaves without waiting for the round of its last gradient."""
     rates_alike: bool = True
+    graph: str = ""
+    """Among neighbours: which."""
 
     @property
     def held(self) -> bool:
@@ -177,6 +179,13 @@ def _moves(draw: Random, workers: int) -> Plan:
     return Plan("moves", rules, merge="shift", delay=1, full=full, waits=False)
 
 
+def _neighbours(draw: Random, workers: int) -> Plan:
+    """Weights that are powers of two: every sum is exact."""
+    graphs = ["one-peer", "lazy-one-peer", "halves", "pairs"]
+    rules = Rules("all", lockstep=True)
+    return Plan("neighbours", rules, merge="mix", graph=draw.choice(graphs))
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -185,6 +194,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _samples: 2,
     _overdue: 2,
     _moves: 3,
+    _neighbours: 4,
 }
 """Every start, and how often it is drawn."""
 

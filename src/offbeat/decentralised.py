@@ -85,9 +85,7 @@ class Decentralised(Algorithm):
             merge=partial(mix, optimizer=optimizer, beta=self._beta),
             exchange=partial(Neighbours, self._graph(replica.world.size)),
             engine=Gossip,
-            own=HalfStep(replica.parameters, replica.clip_norm, optimizer)
-            if mix.momentum
-            else None,
+            own=half_step if mix.momentum else None,
         )
 
     def step(self, replica: Replica) -> Iterator[Round]:
