@@ -43,9 +43,11 @@ def play(schedule: Schedule) -> list[Outcome]:
 
 def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
     """Do what a worker does under a schedule, in either world."""
+    from schedule_neighbours import Neighbour  # which is a Member
+
     rank = world.rank
     members = [
-        Member(world, schedule, plan, seen)
+        Neighbour(world, schedule, plan) if plan.graph else Member(world, schedule, plan, seen)
         for plan, seen in zip(schedule.plans, starts, strict=True)
     ]
     metric = world.channel("metric")

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 import schedule_moments
+import schedule_neighbours
 from schedule_log import Log, Outcome
 from schedule_play import LR, MOMENTUM, play
 from schedules import SILENT, Plan, Schedule, drawn
@@ -13,7 +14,7 @@ from schedules import SILENT, Plan, Schedule, drawn
 from offbeat.rounds.log import MOST, MOST_TAKEN_FROM
 
 Inside = list[dict[int, list[int]]]  # by rank and round: the steps whose gradients are in it
-BUFFERS = {"plain": 9, "step": 9, "shift": 13, "outer": 14, "public": 6}
+BUFFERS = {"plain": 9, "step": 9, "shift": 13, "outer": 14, "public": 6, "mix": 13}
 """Gradient-sized ones that an engine may keep alive, by merge."""
 
 
@@ -36,6 +37,12 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
     Moments are compared in virtual time only: real workers have a clock each.
     """
     logs = outcome.logs
+    if plan.graph:
+        schedule_neighbours.check(plan, logs)
+        _all_have_ended(logs)
+        _all_pause_alike(logs)
+        _few_buffers(schedule, plan, logs)
+        return
     _every_worker_takes_every_round_once_in_order_and_alike(plan, logs)
     if plan.merge == "public":
         _no_round_changes_the_mean_of_all_models(plan, logs)
@@ -53,13 +60,17 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
         _workers_agree_on_what_starts_a_round(plan, outcome)
         _every_round_has_its_quorum(schedule, plan, outcome, inside)
     _few_rounds_are_empty(schedule, plan, logs)
+    _few_buffers(schedule, plan, logs)
+    if virtual and schedule.calm:
+        schedule_moments.check(schedule, plan, outcome, inside)
+
+
+def _few_buffers(schedule: Schedule, plan: Plan, logs: list[Log]) -> None:
     for rank, log in enumerate(logs):
         most = BUFFERS[plan.merge] + (MOST_TAKEN_FROM - MOST) * schedule.followed
         assert log.most_buffers <= most or schedule.apply_s[rank], (
             f"worker {rank} kept {log.most_buffers} gradient-sized buffers alive"
         )
-    if virtual and schedule.calm:
-        schedule_moments.check(schedule, plan, outcome, inside)
 
 
 def _every_worker_takes_every_round_once_in_order_and_alike(plan: Plan, logs: list[Log]) -> None:

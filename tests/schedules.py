@@ -22,7 +22,7 @@ from typing import Literal
 from offbeat.rounds import Rules
 
 Times = tuple[tuple[float, ...], ...]
-MergeKind = Literal["plain", "step", "shift", "outer", "public"]
+MergeKind = Literal["plain", "step", "shift", "outer", "public", "mix"]
 SILENT = -1
 """Instead of samples: the program says nothing after that step, as after a GradScaler's skip."""
 
@@ -53,6 +53,8 @@ class Plan:
     hasty: tuple[bool, ...] = ()
     """By rank: whether it leaves without waiting for the round of its last gradient."""
     rates_alike: bool = True
+    graph: str = ""
+    """Among neighbours: which."""
 
     @property
     def moves(self) -> bool:
@@ -207,6 +209,13 @@ def _groups(draw: Random, workers: int) -> Plan:
     return Plan("groups", rules, merge="public", delay=int(draw.random() < 0.3), group=group)
 
 
+def _neighbours(draw: Random, workers: int) -> Plan:
+    """Weights that are powers of two: every sum is exact."""
+    graphs = ["one-peer", "lazy-one-peer", "halves", "pairs"]
+    rules = Rules("all", lockstep=True)
+    return Plan("neighbours", rules, merge="mix", graph=draw.choice(graphs))
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -217,6 +226,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _moves: 3,
     _arrival: 4,
     _groups: 3,
+    _neighbours: 4,
 }
 """Every start, and how often it is drawn."""
 

@@ -26,7 +26,7 @@ def _rho(name: str, size: int) -> float:
     return graph_of(name, size).radius(DPSGD)[0]
 
 
-# --- matrices ------------------------------------------------------------------------------------
+# --- matrices ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -121,7 +121,7 @@ def test_neighbours_by_rank_get_the_weights_of_metropolis() -> None:
     assert matrix.tolist()[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3])
 
 
-# --- bad input -----------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------
 
 _PAIRS = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]
 
@@ -177,7 +177,7 @@ def test_a_momentum_that_cannot_be_is_refused(beta: float) -> None:
         offbeat.DecentLaM(beta=beta)
 
 
-# --- which methods are stable on which graphs ------------------------------------------------------
+# --- which methods are stable on which graphs -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def _matchings(size: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_decentlam_diverges_on_graphs_that_change_in_time(size: int) -> None:
-    with pytest.raises(ValueError, match="a factor of .* over one period"):
+    with pytest.raises(ValueError, match=r"a factor of .* over one period"):
         offbeat.DecentLaM("one-peer").check(size)
     pairs = offbeat.DecentLaM(_matchings(size))
     if size == 4:
@@ -267,7 +267,7 @@ def test_one_matrix_twice_is_as_stable_as_once(merge: type[Mix]) -> None:
     assert twice == pytest.approx(once, abs=1e-5)
 
 
-# --- who is absent -------------------------------------------------------------------------------
+# --- who is absent ----------------------------------------------------------------------------
 
 
 def test_all_draw_the_same_from_the_bells() -> None:

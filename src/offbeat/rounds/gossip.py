@@ -164,10 +164,8 @@ class Gossip(Engine):
         """Ring, in order, for a program that never waits for the control plane."""
         while not self._ended:
             with self._state:
-                self._state.wait_for(
-                    lambda: bool(self._to_ring) or self._ended, until=self._deadline()
-                )
-                since = self._away_since
+                self._state.wait_for(lambda: self._stirred or self._ended, until=self._deadline())
+                self._stirred, since = False, self._away_since
                 if since is not None and self._world.now() >= since + GRACE_S:
                     if not self._told_away:
                         self._to_ring.append((roll.AWAY, self.log.completed))
@@ -184,7 +182,7 @@ class Gossip(Engine):
                 self._to_ring.append((roll.BACK, self.log.completed))
             self._told_away = False
             self._steps = max(self._steps, self._started)
-            self._state.notify_all()
+            self._stir()
 
     # --- pausing and leaving -------------------------------------------------------------------
 
@@ -194,7 +192,7 @@ class Gossip(Engine):
             self._presence, pauses = presence, self._roll.pauses
             why = roll.LEFT if presence == LEFT else roll.PAUSED
             self._to_ring.append((why, self.log.completed))
-            self._state.notify_all()
+            self._stir()
 
         def behind() -> bool:
             return self._roll.rounds > self.log.completed
