@@ -586,7 +586,7 @@ class Run:
                 self._save()
 
     def _agreed(self, blocks: ExitStack) -> None:
-        if "Local" in self.script.algorithm:
+        if self.script.algorithm.startswith(OWN_STEPS):
             for part in self.parts:
                 blocks.enter_context(part.dp.agreed())
 
