@@ -67,10 +67,14 @@ ALGORITHMS = {
     "DropCompute": ("2", "4, threshold_s=0.03", "2, window_rounds=4"),
     "NonblockingSGD": ("2", "4", "2, in_flight='bank'"),
     "LBBSP": ("2", "4"),
-    "LocalSGD": ("4", "2"),
+    "LocalSGD": ("4", "2", "4, shares='speed'"),
+    "DaSGD": ("", "4, delay=2", "2, delay=1, quorum=2", "3, merge='paper'"),
+    "DiLoCo": ("4", "4, overlap=2", "2, lr=0.5, momentum=0.5, overlap=1, quorum='solo'"),
     "WaitFreeLocalSGD": ("",),
     "WAGMASGD": ("", "period=3", "period=2, period_quorum='solo'", "delay=1", "late='paper'"),
 }
+
+OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD")
 
 Collective = Callable[[int], None]
 
@@ -189,14 +193,17 @@ def draw(seed: int) -> Script:
     if evaluation is not None and often() < 0.3:
         evaluation = "agreed"
     even = not uneven and data == "share" and leaves is None
-    in_step = name == "LocalSGD" and even and evaluation not in ("away", "agreed")
-    if (
-        "Local" in name or name == "WAGMASGD"
-    ) and not in_step:  # own steps have own rates: promised for gradients only
+    algorithm = f"{name}({random.choice(ALGORITHMS[name])})"
+    in_step = (
+        algorithm in ("LocalSGD(4)", "LocalSGD(2)", "DiLoCo(4)")
+        and even
+        and evaluation not in ("away", "agreed")
+    )
+    if name in OWN_STEPS and not in_step:  # own steps have own rates: promised for gradients only
         stepped, rate_from = "attach", None
     return Script(
         seed=seed,
-        algorithm=f"{name}({random.choice(ALGORITHMS[name])})",
+        algorithm=algorithm,
         optimizer=optimizer,
         model=model,
         pair=pair,
@@ -580,7 +587,7 @@ class Run:
                 self._save()
 
     def _agreed(self, blocks: ExitStack) -> None:
-        if "Local" in self.script.algorithm:
+        if self.script.algorithm.startswith(OWN_STEPS):
             for part in self.parts:
                 blocks.enter_context(part.dp.agreed())
 

@@ -168,9 +168,15 @@ class Member:
         self._place = plan.places[world.rank]
         self._samples = plan.samples[world.rank]
         self._apply_s = schedule.apply_s[world.rank]
-        self._parameters = torch.nn.Parameter(torch.zeros(plan.numel, dtype=torch.float64))
+        copies = [
+            torch.nn.Parameter(torch.zeros(plan.numel, dtype=torch.float64))
+            for _ in range(plan.fragments)
+        ]
+        self._parameters = copies[0]
         self._own = self._parameters.detach()
-        layout = Layout(["gradient"], [self._parameters])
+        self._copies = [copy.detach() for copy in copies]
+        layout = Layout([f"gradient {n}" for n in range(len(copies))], copies, bucket_bytes=1)
+        self._layout = layout
         if plan.merge == "step":
             self._optimizer = torch.optim.SGD([self._parameters], lr=0.1, momentum=0.9)
         groups = Groups(world.size, plan.group, plan.rules.period or 1)
@@ -208,7 +214,8 @@ class Member:
         self.log = Log()
         self._applied_s = 0.0
         self._own_steps: list[int] = []  # that have moved this worker
-        self._brought: set[int] = set()  # of them, those in rounds that it knows
+        # Of them, those in rounds that it knows, for each copy.
+        self._brought: list[set[int]] = [set() for _ in copies]
         self.engine.begin()
 
     # --- what the program does ---------------------------------------------------------------
@@ -227,7 +234,8 @@ class Member:
         engine, plan = self.engine, self._plan
         if isinstance(self.merge, Shift) and samples:
             self.merge.moves()
-            self._own[self._place[step]] += 1
+            for copy in self._copies:
+                copy[self._place[step]] += 1
             self._own_steps.append(self._place[step])
         given = engine.gave_rounds
         arrival = engine.contribute(
@@ -301,7 +309,7 @@ class Member:
             self._all_starts[round].append(start)
         log.pending_samples = self.engine.piles.samples
         log.ended = self.engine._ended and not self.engine.more
-        log.parameters = tuple(self._own.tolist())
+        log.parameters = tuple(torch.cat(self._copies).tolist())
 
     @property
     def _knowing(self) -> int:
@@ -317,31 +325,51 @@ class Member:
 
     def _take(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
-            sum = _sum_of(each)
+            sum = self._sum(each)
             if each.samples and self.merge.begin(each):
                 self._optimizer.step()
                 self.merge.end(each)
             self._note(each, sum, folded=False)
             if each.samples and self._apply_s:
-                lent = _sum_of(each)
+                lent = self._sum(each)
                 self._world.sleep_until(self._world.now() + self._apply_s)
                 self._applied_s += self._apply_s
-                assert _sum_of(each) == lent, "lent buffers"
+                assert self._sum(each) == lent, "lent buffers"
         self._check_place()
 
     def _check_place(self) -> None:
         """A worker is at the base and its own moves that no round which it knows has brought."""
         merge = self.merge
-        if isinstance(merge, Shift) and not isinstance(merge, Public) and merge._owed is None:
-            expected = merge._base.views[0].clone()
-            for index in self._own_steps:
-                expected[index] += index not in self._brought
-            assert torch.allclose(self._own, expected, rtol=0, atol=1e-9), "moves are lost"
+        if isinstance(merge, Public):
+            return
+        if isinstance(merge, Shift) and merge._owed is None:
+            for copy, base, brought in zip(
+                self._copies, merge._base.views, self._brought, strict=True
+            ):
+                expected = base.clone()
+                for index in self._own_steps:
+                    expected[index] += index not in brought
+                assert torch.allclose(copy, expected, rtol=0, atol=1e-9), "moves are lost"
+
+    def _sum(self, each: Round) -> tuple[float, ...]:
+        """What a round brings, copy by copy: zeros for those that it does not carry.
+
+        Nothing where it has landed, and other groups have other sums.
+        """
+        if each.group:
+            return ()
+        carried = [
+            view
+            if each.buckets is None or self._layout.slots[n].bucket in each.buckets
+            else torch.zeros_like(view)
+            for n, view in enumerate(each.sum.views)
+        ]
+        return tuple(torch.cat(carried).tolist())
 
     def _fold(self, rounds: Iterable[Round]) -> None:
         for each in rounds:
             assert not (self.engine.followed and self._busy), "the program's own time"
-            sum = _sum_of(each)
+            sum = self._sum(each)
             if each.samples:
                 self.merge.fold(each)
             self._note(each, sum, folded=True)
@@ -349,7 +377,9 @@ class Member:
     def _note(self, each: Round, sum: tuple[float, ...], folded: bool) -> None:
         log = self.log
         if each.samples and sum:
-            self._brought.update(index for index in self._place if sum[index] > 0.5)
+            for n, brought in enumerate(self._brought):
+                first = n * self._plan.numel
+                brought.update(index for index in self._place if sum[first + index] > 0.5)
         log.rounds.append(
             Same(
                 each.round,
@@ -373,7 +403,7 @@ class Member:
         if isinstance(self.merge, Plain):
             return self.merge.state
         if isinstance(self.merge, Shift):
-            return self.merge._base.views[0]
+            return torch.cat(list(self.merge._base.views))
         shadow = self.merge._shadow
         return self._own if shadow is None else shadow._parameters[0]
 
@@ -416,9 +446,4 @@ class Member:
     def _count(self, pile: Pile, samples: int) -> None:
         pile.samples += samples
         pile.micro_batches += 1
-        pile.used = [True]
-
-
-def _sum_of(each: Round) -> tuple[float, ...]:
-    """Nothing where it has landed, and other groups have other sums."""
-    return () if each.group else tuple(each.sum.views[0].tolist())
+        pile.used = [True] * len(self._copies)

@@ -44,6 +44,14 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
         _few_buffers(schedule, plan, logs)
         return
     _every_worker_takes_every_round_once_in_order_and_alike(plan, logs)
+    if plan.fragments > 1:
+        _every_move_is_in_one_round_of_each_fragment(plan, logs)
+        _the_base_has_moved_by_what_rounds_brought(plan, logs)
+        _all_have_ended(logs)
+        _all_pause_alike(logs)
+        _workers_agree_on_what_starts_a_round(plan, outcome)
+        _few_rounds_are_empty(schedule, plan, logs)
+        return
     if plan.merge == "public":
         _no_round_changes_the_mean_of_all_models(plan, logs)
         inside = _every_sample_is_counted_once(plan, logs)
@@ -126,10 +134,33 @@ def _every_gradient_is_applied_once_or_dropped(plan: Plan, logs: list[Log]) -> I
     return inside
 
 
+def _every_move_is_in_one_round_of_each_fragment(plan: Plan, logs: list[Log]) -> None:
+    for rank, place in enumerate(plan.places):
+        made = [
+            index
+            for index, samples, gradient in zip(
+                place, plan.samples[rank], logs[rank].gradients, strict=True
+            )
+            if samples > 0 and gradient.arrival is not None
+        ]
+        for fragment in range(plan.fragments):
+            first = fragment * plan.numel
+            found = [
+                index
+                for taken in logs[0].rounds
+                for index in place
+                if taken.sum[first + index] > 0.5
+            ]
+            assert found == made, f"moves of worker {rank} in rounds of fragment {fragment}"
+            for taken in logs[0].rounds:
+                brought = [taken.sum[first + index] for index in place]
+                assert brought == pytest.approx([round(each) for each in brought], abs=1e-9)
+
+
 def _the_base_has_moved_by_what_rounds_brought(plan: Plan, logs: list[Log]) -> None:
     """And by nothing else, exactly: at once, or through the outer optimizer."""
     rounds = logs[0].rounds
-    base, momentum = [0.0] * plan.numel, [0.0] * plan.numel
+    base, momentum = ([0.0] * (plan.numel * plan.fragments) for _ in range(2))
     for taken in rounds:
         if sum(taken.samples_by_rank):
             move = [each / taken.divisor for each in taken.sum]

@@ -81,6 +81,11 @@ class Plan:
         return [range(end - len(own), end) for end, own in zip(ends, self.samples, strict=True)]
 
     @property
+    def fragments(self) -> int:
+        """Copies of the vector, of which a round carries one."""
+        return self.rules.fragments
+
+    @property
     def numel(self) -> int:
         return max(1, sum(map(len, self.samples)))
 
@@ -192,8 +197,9 @@ def _arrival(draw: Random, workers: int) -> Plan:
     some = draw.randint(1, workers)
     quorum = draw.choice(["all", "all", "solo", "majority", some, f"last:{some}"])
     grace_s = draw.choice([0.0, 0.0, 0.3, 2.0]) if quorum != "all" else 0.0
-    rules = Rules(quorum, at_arrival=True, grace_s=grace_s, divisor="moves")
-    merge: MergeKind = draw.choice(["shift", "shift", "outer"])
+    fragments = draw.choice([1, 1, 1, 2, 3])
+    rules = Rules(quorum, at_arrival=True, fragments=fragments, grace_s=grace_s, divisor="moves")
+    merge: MergeKind = draw.choice(["shift", "shift", "outer"]) if fragments == 1 else "shift"
     ready = draw.choice([1, 1, 2, 3])
     return Plan("arrival", rules, merge=merge, ready=ready, after=draw.randint(0, ready))
 

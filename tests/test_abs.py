@@ -439,7 +439,9 @@ def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
     )
 
 
-def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: int = 12) -> None:
+def resumes_bit_for_bit(
+    algorithm: offbeat.Algorithm, cluster: Cluster, half: int = 12, **settings: Any
+) -> None:
     def worker(begin: int, saved: list[bytes]) -> Any:
         rank = offbeat.rank()
         model = net()
@@ -449,7 +451,7 @@ def resumes_bit_for_bit(algorithm: offbeat.Algorithm, cluster: Cluster, half: in
         if begin:
             model.load_state_dict(state["model"])
             opt.load_state_dict(state["optimizer"])
-        with offbeat.attach(model, opt, algorithm, scheduler=scheduler) as dp:
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, **settings) as dp:
             if begin:
                 dp.load_state_dict(state["dp"])
             for step in range(begin, 2 * half):

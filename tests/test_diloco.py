@@ -224,6 +224,96 @@ def test_nobody_waits_for_the_slow_with_a_quorum() -> None:
         assert stats.wait_s - stats.join_wait_s == 0
 
 
+# --- fragments -----------------------------------------------------------------------------------
+
+
+def _four(algorithm: offbeat.Algorithm, steps: int, by: float = -0.1) -> list[list[float]]:
+    """Four numbers, a bucket each, that every step moves alike; where they are after every step."""
+    model = nn.ParameterList(_number(0.0) for _ in range(4))
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    seen = []
+    with offbeat.attach(model, opt, algorithm, bucket_bytes=1) as dp:
+        for _ in range(steps):
+            opt.zero_grad()
+            sum(-by * (1 + offbeat.rank()) * each for each in model).backward()  # type: ignore[union-attr]
+            opt.step()
+            with dp.agreed():
+                seen.append([each.item() for each in model])
+    return [*seen, [each.item() for each in model]]
+
+
+def test_fragments_are_merged_in_turn() -> None:
+    """Two workers move by 1 and 2 a step; of four numbers two are merged after every second."""
+    algorithm = Di(4, lr=1.0, momentum=0.0, fragments=2)
+    for seen in offbeat.run(lambda: _four(algorithm, 8, 1.0), Cluster.uniform(2)).results:
+        last_first = [each[::-1] for each in seen]  # buckets begin with the last parameter
+        assert last_first[:8] == [
+            *([0, 0, 0, 0], [3, 3, 0, 0], [3, 3, 0, 0], [3, 3, 6, 6]),
+            *([3, 3, 6, 6], [9, 9, 6, 6], [9, 9, 6, 6], [9, 9, 12, 12]),
+        ]
+        assert last_first[8] == [12, 12, 12, 12]  # the last round is whole
+
+
+def test_each_fragment_has_a_momentum_of_its_own() -> None:
+    algorithm = Di(2, fragments=2)
+    for seen in offbeat.run(lambda: _four(algorithm, 8, -0.05), Cluster.uniform(1)).results:
+        whole = [each[0] for each in seen[1:8:2]]
+        assert whole == pytest.approx([-0.133, -0.3227, -0.56343, -0.850087], abs=1e-12)
+
+
+def test_a_round_carries_the_bytes_of_a_fragment() -> None:
+    """On a network of so many bytes a second, a merge of half the model takes half the time."""
+
+    def took(fragments: int) -> float:
+        def worker() -> float:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(4)))
+            opt = torch.optim.SGD(model.parameters(), lr=1e-9)
+            algorithm = Di(8, fragments=fragments, overlap=1)
+            with offbeat.attach(model, opt, algorithm, bucket_bytes=40_000) as dp:
+                for _ in range(32):
+                    opt.zero_grad()
+                    model(torch.ones(1, 100)).sum().backward()
+                    opt.step()
+                history = dp.stats().history
+            return max(each.ended_s - each.began_s for each in list(history)[:-1])
+
+        network = "[network]\nlatency_s = 0.0\nbandwidth_bytes_per_s = 1e6"
+        run = offbeat.run(worker, Cluster.parse(f"workers = 2\n[compute]\nstep_s = 1.0\n{network}"))
+        return max(run.results)
+
+    whole, half, quarter = took(1), took(2), took(4)
+    assert half == pytest.approx(whole / 2, rel=0.01)
+    assert quarter == pytest.approx(whole / 4, rel=0.02)
+
+
+def test_more_fragments_than_buckets_are_refused() -> None:
+    def worker() -> None:
+        model = net()
+        with offbeat.attach(model, sgd(model), Di(8, fragments=4)):
+            pass
+
+    with pytest.raises(ValueError, match=r"between 1 and the 1 buckets .* got 4: .*bucket_bytes"):
+        offbeat.run(worker, Cluster.uniform(2))
+
+
+def test_a_worker_of_half_the_speed_brings_every_fragment() -> None:
+    """With a quorum the order of fragments is drawn anew in every turn."""
+    from offbeat.rounds.fragments import Fragments
+
+    tensors = [torch.zeros(3) for _ in range(4)]
+    layout = Layout([str(n) for n in range(4)], tensors, bucket_bytes=1)
+    drawn, in_turn = (Fragments(layout, 4, drawn) for drawn in (True, False))
+    assert {drawn.of(number) for number in range(0, 60, 2)} == {(0,), (1,), (2,), (3,)}
+    assert {in_turn.of(number) for number in range(0, 60, 2)} == {(0,), (2,)}
+    for turn in range(10):
+        numbers = range(4 * turn, 4 * turn + 4)
+        assert sorted(drawn.of(number) for number in numbers) == [(0,), (1,), (2,), (3,)]
+
+
+# --- in virtual time -----------------------------------------------------------------------------
+
+
 TWO_TO_ONE = Cluster.parse("workers = 2\nspeed = [2.0, 1.0]\n[compute]\nstep_s = 1.0")
 
 
@@ -277,12 +367,13 @@ def test_shares_by_speed_bring_all_to_the_average_together() -> None:
         {"steps": 4},
         {"steps": 4, "overlap": 2},
         {"steps": 4, "overlap": 1, "quorum": 2, "grace_s": 0.3},
+        {"steps": 4, "fragments": 2, "overlap": 1},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("half", [10, 12])
 def test_a_run_resumes_bit_for_bit(settings: dict[str, Any], half: int) -> None:
-    resumes_bit_for_bit(Di(**settings), cluster(3, 0.1, (1.0, 0.9, 0.4)), half)
+    resumes_bit_for_bit(Di(**settings), cluster(3, 0.1, (1.0, 0.9, 0.4)), half, bucket_bytes=64)
 
 
 def test_local_sgd_with_shares_resumes_bit_for_bit() -> None:

@@ -45,8 +45,14 @@ ROWS = [  # in the loop, and while a worker is away
     ("EagerSGD('solo')", 3, 4),
     ("EagerSGD(delay=1)", 4, 4),
     ("LocalSGD(4)", 2, 7),
+    ("LocalSGD(4, shares='speed')", 3, 6),
     ("WaitFreeLocalSGD()", 5, 8),
     ("WAGMASGD()", 3, 3),
+    ("DaSGD(4)", 3, 7),
+    ("DaSGD(4, delay=2, quorum=2)", 4, 7),
+    ("DiLoCo(4, overlap=2)", 4, 8),
+    ("DiLoCo(4)", 3, 8),
+    ("DiLoCo(4, fragments=2, overlap=1)", 6, 8),
 ]
 
 

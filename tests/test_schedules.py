@@ -37,6 +37,8 @@ def test_schedules_have_all_that_the_engine_knows() -> None:
         ("lockstep", "shift"),
         ("moves", "shift"),
         ("groups", "public"),
+        ("arrival", "shift"),
+        ("arrival", "outer"),
     }
     assert {event for schedule in schedules for event in schedule.events} == {"metric", "pause"}
     assert sum(len(schedule.plans) == 2 for schedule in schedules) > 30
@@ -50,3 +52,5 @@ def test_schedules_have_all_that_the_engine_knows() -> None:
         [(name, value)] = differs.items()
         assert sum(getattr(plan.rules, name) == value for plan in plans) > 10, name
     assert sum(plan.rules.bounded for plan in plans) > 10
+    assert sum(plan.fragments > 1 for plan in plans) > 10
+    assert sum(plan.rules.grace_s > 0 for plan in plans) > 5
