@@ -152,7 +152,7 @@ class Presence(Background):
             pile["known_samples"] -= self.log.taken * pile["samples"]
         return {
             "round": self._offset + self.log.taken,
-            "behind": self._started - self._steps,
+            "behind": min(self._started - self._steps, 0),  # as `resume` will have it
             "made": self._made,
             "weighed": self._weighed,
             "pile": pile,
