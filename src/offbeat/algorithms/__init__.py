@@ -4,7 +4,8 @@ from offbeat.algorithms.abs import ABSSGD
 from offbeat.algorithms.dasgd import DaSGD
 from offbeat.algorithms.decentlam import DecentLaM
 from offbeat.algorithms.diloco import DiLoCo
-from offbeat.algorithms.dpsgd import DPSGD, DmSGD
+from offbeat.algorithms.dmsgd import DmSGD
+from offbeat.algorithms.dpsgd import DPSGD
 from offbeat.algorithms.dropcompute import DropCompute
 from offbeat.algorithms.eager import EagerSGD
 from offbeat.algorithms.edm import EDM

@@ -1,7 +1,7 @@
 """D-PSGD: everybody steps alone, and after every step waits for its neighbours to mix models.
 
 Lian et al.: "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017, arXiv
-1705.09056. With momentum, DmSGD: Yu, Jin, Yang, ICML 2019, arXiv 1905.03817.
+1705.09056.
 
     repeat, on every worker i:
         y_i <- optimizer(x_i, own gradient)
@@ -24,25 +24,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.optim import Optimizer
-
 from offbeat.decentralised import Decentralised
 
 
 @dataclass(frozen=True)
 class DPSGD(Decentralised):
     """Mixing among neighbours; the optimizer is each worker's own, with all that it remembers."""
-
-
-@dataclass(frozen=True)
-class DmSGD(Decentralised):
-    """The same, with the optimizer's momentum: m <- beta m + g, x <- W (x - lr m)."""
-
-    def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Raise unless there is a momentum."""
-        if not any(group.get("momentum") or "betas" in group for group in optimizer.param_groups):
-            name = type(optimizer).__name__
-            raise ValueError(
-                f"DmSGD is D-PSGD with the momentum of the optimizer, but {name} has none: "
-                "give it momentum=0.9, or take DPSGD"
-            )
