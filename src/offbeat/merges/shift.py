@@ -169,9 +169,7 @@ class Shift:
         if good and self._alone and (stood or place is not None) and parts is None:
             self._be_mean(place)
             return
-        by = round.sum, 1 / round.divisor
-        if good:
-            by = self._advance(round)
+        by = self._advance(round) if good else (round.sum, 0.0)
         self._stands = None if stood else self._stands
         if round.bad is None and owed is None and self._is_at_base:  # without rounding
             _copy(self._base.views, self._parameters)
