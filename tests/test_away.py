@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nets import loss, net, parameters, same, sgd
-from test_contract import ALGORITHMS
+from test_contract import ALGORITHMS, BUCKETS
 from torch import nn
 
 import offbeat
@@ -31,7 +31,7 @@ def test_the_others_train_on_while_one_is_away(name: str) -> None:
         torch.manual_seed(0)
         model = net()
         opt = sgd(model)
-        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)) as dp:
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4), bucket_bytes=BUCKETS) as dp:
             for step in range(24):
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
@@ -56,7 +56,7 @@ def test_collectives_of_the_programs_own_meet_after_any_number_of_steps(name: st
     def worker() -> tuple[list[float], list[torch.Tensor]]:
         model, world, sums = net(), enter_world(), []
         opt, metrics = sgd(model), world.channel("metrics")
-        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)):
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4), bucket_bytes=BUCKETS):
             for epoch in range(3):
                 for step in range(2 + 3 * offbeat.rank() - 2 * epoch * (offbeat.rank() > 1)):
                     opt.zero_grad()

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 import pytest
 import torch
 from nets import close, loss, net, parameters, plain, same, sgd, train
-from test_contract import ALGORITHMS
+from test_contract import ALGORITHMS, BUCKETS
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -47,7 +47,7 @@ def _train(name: str, brings: Callable[[int, int], bool], steps: int = 8) -> lis
         model = net()
         opt = sgd(model)
         start, conserved = parameters(model), True
-        with offbeat.attach(model, opt, ALGORITHMS[name].make(3)) as dp:
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(3), bucket_bytes=BUCKETS) as dp:
             for step in range(steps):
                 opt.zero_grad()
                 if brings(rank, step):
@@ -156,7 +156,10 @@ def test_a_number_of_samples_that_is_none_is_refused_before_anything_is_stored(
         assert stats.applied_samples == 12
 
 
-@_algorithms("eager-workers", "waitfree-workers")
+@_algorithms(
+    *("eager-workers", "waitfree-workers"),
+    *(name for name, contract in ALGORITHMS.items() if contract.delayed),
+)
 def test_a_mean_loss_over_batches_of_different_sizes_is_weighed_by_samples(name: str) -> None:
     sizes = (6, 1)
     algorithm = ALGORITHMS[name].synchronous(2)

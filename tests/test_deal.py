@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nets import net, parameters, same, sgd
-from test_contract import ALGORITHMS, every_algorithm
+from test_contract import ALGORITHMS, BUCKETS, every_algorithm
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -56,7 +56,7 @@ def trained(
     opt = sgd(model)
     loader: Any = DataLoader(dataset, batch_sampler=deal)
     got: list[list[list[int]]] = []
-    with offbeat.attach(model, opt, algorithm or offbeat.ABSSGD()):
+    with offbeat.attach(model, opt, algorithm or offbeat.ABSSGD(), bucket_bytes=BUCKETS):
         for _ in range(epochs):
             got.append([])
             for index, x, y in loader:
@@ -373,7 +373,7 @@ def _resumable(
     deal = offbeat.Deal(dataset, 2)
     loader: Any = DataLoader(dataset, batch_sampler=deal)
     got, steps, resumes = [], 0, rank in states
-    with offbeat.attach(model, opt, algorithm) as dp:
+    with offbeat.attach(model, opt, algorithm, bucket_bytes=BUCKETS) as dp:
         if resumes:
             state = torch.load(io.BytesIO(states[rank]))
             model.load_state_dict(state["model"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from nets import loss, net, parameters, same, sgd
-from test_contract import ALGORITHMS
+from test_contract import ALGORITHMS, BUCKETS
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -36,7 +36,7 @@ def looped(
     """Train in such a loop; the steps made, the round then, the parameters at the end, stats."""
     model, made = net(), 0
     opt = sgd(model)
-    with offbeat.attach(model, opt, algorithm, **settings) as dp:
+    with offbeat.attach(model, opt, algorithm, bucket_bytes=BUCKETS, **settings) as dp:
         for step in steps(dp):
             opt.zero_grad()
             loss(model, dp.rank, step).backward()
@@ -72,7 +72,7 @@ def test_a_loop_of_samples_ends_when_all_together_have_applied_them(name: str) -
     def train() -> Any:
         model = net()
         opt = sgd(model)
-        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)) as dp:
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4), bucket_bytes=BUCKETS) as dp:
             for step in dp.until(samples=160):
                 opt.zero_grad()
                 dp.samples(4)
@@ -213,7 +213,7 @@ def test_a_worker_that_looks_sees_the_newest_round(name: str) -> None:
     def train() -> dict[int, list[torch.Tensor]]:
         model, seen = net(), {}
         opt = sgd(model)
-        with offbeat.attach(model, opt, ALGORITHMS[name].make(4)) as dp:
+        with offbeat.attach(model, opt, ALGORITHMS[name].make(4), bucket_bytes=BUCKETS) as dp:
             for step in dp.rounds(24):
                 opt.zero_grad()
                 loss(model, dp.rank, step).backward()
@@ -307,7 +307,7 @@ def test_a_schedule_ends_where_it_does_in_lockstep(name: str) -> None:
         opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         ticks = 48 // algorithm.round_steps
         scheduler = OneCycleLR(opt, max_lr=0.02, total_steps=ticks)
-        with offbeat.attach(model, opt, algorithm, scheduler=scheduler) as dp:
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, bucket_bytes=BUCKETS) as dp:
             for step in range(48):
                 opt.zero_grad()
                 loss(model, dp.rank, step).backward()
@@ -353,7 +353,12 @@ def test_a_schedule_that_is_too_short_says_so_on_every_worker(name: str, by: Any
         scheduler = OneCycleLR(opt, max_lr=0.02, total_steps=5)
         try:
             with offbeat.attach(
-                model, opt, ALGORITHMS[name].make(4), scheduler=scheduler, schedule_by=by
+                model,
+                opt,
+                ALGORITHMS[name].make(4),
+                scheduler=scheduler,
+                schedule_by=by,
+                bucket_bytes=BUCKETS,
             ) as dp:
                 for step in range(60):
                     opt.zero_grad()
@@ -405,7 +410,7 @@ def followed(
     """Train with a moving average of the model; its parameters, and the rounds it has seen."""
     model, rounds = net(), []
     opt = sgd(model)
-    with offbeat.attach(model, opt, algorithm) as dp:
+    with offbeat.attach(model, opt, algorithm, bucket_bytes=BUCKETS) as dp:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
         def follow(newest: torch.nn.Module, each: offbeat.Round) -> None:
@@ -510,7 +515,9 @@ def _real(name: str) -> Any:
     model, rounds = net(), []
     opt = sgd(model)
     scheduler = OneCycleLR(opt, max_lr=0.1, total_steps=100_000)
-    with offbeat.attach(model, opt, ALGORITHMS[name].make(3), scheduler=scheduler) as dp:
+    with offbeat.attach(
+        model, opt, ALGORITHMS[name].make(3), bucket_bytes=BUCKETS, scheduler=scheduler
+    ) as dp:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
         def follow(newest: torch.nn.Module, each: offbeat.Round) -> None:
