@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.decentralised import Decentralised
 from offbeat.errors import ReplicasDifferError, ScheduleError
 from offbeat.testing import processes
 from offbeat.worlds import enter_world
@@ -306,7 +307,8 @@ def test_a_schedule_ends_where_it_does_in_lockstep(name: str) -> None:
         model = net()
         opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         ticks = 48 // algorithm.round_steps
-        scheduler = OneCycleLR(opt, max_lr=0.02, total_steps=ticks)
+        cycles = not isinstance(algorithm, Decentralised)  # their momentum is a setting
+        scheduler = OneCycleLR(opt, max_lr=0.02, total_steps=ticks, cycle_momentum=cycles)
         with offbeat.attach(model, opt, algorithm, scheduler=scheduler, bucket_bytes=BUCKETS) as dp:
             for step in range(48):
                 opt.zero_grad()
@@ -456,7 +458,8 @@ def test_a_moving_average_is_the_same_on_every_worker(name: str, between: Any) -
     algorithm = ALGORITHMS[name].make(4)
     results = offbeat.run(lambda: followed(algorithm, between), FOUR).results
     for ema, rounds, applied, _ in results:
-        assert same(ema, results[0][0])
+        # Among neighbours no worker knows what all of them together are.
+        assert same(ema, results[0][0]) or isinstance(algorithm, Decentralised)
         assert rounds == results[0][1] == sorted(set(rounds))
         assert len(rounds) == applied
 

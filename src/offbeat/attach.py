@@ -145,8 +145,9 @@ class Attachment(Attached):
         Once per round, in order, on every worker, while leaving too: for moving averages of the
         model, loggers, schedulers. Use the model that it is given. It holds what all workers agree
         on after that round, and is another than your own where a round is applied in the
-        background, while your program waits in a collective of its own.
-        Where workers never have all the same model (`WAGMASGD`), it holds this worker's.
+        background, while your program waits in a collective of its own. Where models are averaged
+        in groups or mixed among neighbours, nobody knows what all are together: it is this
+        worker's own.
         """
         return self._followers.add(follower)
 

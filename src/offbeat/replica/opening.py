@@ -1,0 +1,154 @@
+"""Setting up a replica: what it consists of, and what its rounds are to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from offbeat.merges import OwnStep, Public, Shift, Step
+from offbeat.replica.micro_batch import MicroBatch
+from offbeat.replica.momenta import momenta as momenta_of
+from offbeat.replica.overlap import Overlap
+from offbeat.rounds import (
+    Arrival,
+    Engine,
+    Layout,
+    MakeExchange,
+    Means,
+    Measured,
+    Pile,
+    Rules,
+    SumOverAll,
+)
+from offbeat.worlds import World
+
+
+class Opening(MicroBatch):
+    """One worker's replica, up to its first round."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        optimizer: Optimizer,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        bucket_bytes: int,
+        clip_norm: float | None = None,
+        scheduled: bool = False,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`buffers` of the model, which go with its parameters wherever models are averaged."""
+        layout = Layout(names, parameters, bucket_bytes)
+        super().__init__(world, layout)
+        self.round = 0
+        """Rounds that this replica knows of: all that came before are in its parameters."""
+        self.dropped_samples = 0.0
+        self.arrival: Arrival = "on time"
+        """What became of the latest micro-batch."""
+        self.memory: dict[str, Any] = {}
+        """What the algorithm remembers between steps; goes into checkpoints."""
+        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+        self._everything = range(len(self.parameters))
+        self.layout = layout
+        self.tensors = layout.parameters
+        """What rounds change: the parameters; and the buffers, where models are averaged."""
+        self._bucket_bytes = bucket_bytes
+        self.buffers = dict(buffers or {})
+        self.overlap: Overlap
+        self.models = world.channel(name)  # the program's own, between rounds
+        self.choose: Callable[[Measured], int] | None = None
+        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
+        self.shift: Shift | None = None
+        self.means: Means | None = None
+        self.engine: Engine
+        self.name = name
+        self.loads = 0
+        """Checkpoints that were loaded."""
+        self._own = OwnStep(self.parameters, clip_norm)
+        self._own_is_bad = False  # the latest own step was left out
+        self._dropped_s = 0.0  # of micro-batches that were dropped since one was not
+
+    def open(
+        self,
+        rules: Rules,
+        *,
+        notes: int = 0,
+        choose: Callable[[Measured], int] | None = None,
+        moves: Callable[[Pile], float] | None = None,
+        merge: Callable[[Layout, bool], Shift] = Shift,
+        exchange: MakeExchange = SumOverAll,
+        momenta: bool = False,
+        engine: type[Engine] = Engine,
+        own: OwnStep | None = None,
+        early: bool = False,
+    ) -> None:
+        """Have rounds start by these rules, from now on.
+
+        `notes` says how many numbers every worker tells the others in every round. With `moves`,
+        rounds carry moves, weighed by what it says of a pile, and `own_step` comes before each;
+        `merge` says what a worker does with their mean, `own` what an own step is. `exchange` says
+        what travels to whom, `engine` who waits for whom.
+        With `momenta`, the optimizer's momentum goes with the models.
+        With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
+        """
+        self.choose = choose
+        self.gradients.weighs = rules.divisor == "samples"
+        rates = 0 if moves else len(self.step_merge.rates)
+        layout = self.layout if moves is None else self._with_buffers(momenta)
+        self.names, self.tensors = layout.names, layout.parameters
+        if moves is not None:
+            self.shift = merge(layout, self.world.size == 1)
+            self._own = own or self._own
+        self.engine = engine(
+            self.world,
+            self.name,
+            layout if self.shift is None else self.shift.travels,
+            rules,
+            notes=notes,
+            rates=rates,
+            choose=choose,
+            exchange=exchange,
+            begin=False,
+        )
+        self.overlap.on &= early
+        self.engine.early = self.overlap if self.overlap.on else None
+        self.engine.merge = self.shift or self.step_merge
+        if self.shift is not None and moves is not None:
+            self.engine.write, self.engine.weight = self.shift.give, moves
+            self.engine.piles.written_late = True
+            if isinstance(self.shift, Public):
+                self.engine.land = self.shift.land
+            if not self.shift.common:
+                self.means = Means(self.world, self.name, layout, self.shift.read)
+                self.shift.guard = self.means.guard
+
+    def _with_buffers(self, momenta: bool) -> Layout:
+        """Parameters and buffers, of which an own step moves both; and the momentum, perhaps."""
+        more: dict[str, Tensor] = {}
+        if momenta:
+            more |= momenta_of(self.optimizer, self.names, self.parameters)
+        more |= self.buffers
+        names, tensors = [*self.names, *more], [*self.parameters, *more.values()]
+        return Layout(names, tensors, self._bucket_bytes)
+
+    def begin(self) -> None:
+        """The others' rounds may come from here on."""
+        self.engine.begin()
+        if self.means is not None:
+            self.means.begin()
+
+    def changing(self) -> None:
+        """A round is about to be applied."""
+        if self.means is not None:
+            self.means.changing()
+
+    def changed(self) -> None:
+        """It has been."""
+        if self.means is not None:
+            self.means.changed()
