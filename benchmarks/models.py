@@ -64,16 +64,16 @@ def _network(exchange_s: float, workers: int) -> str:
     return f"[network]\nlatency_s = 5e-6\nbandwidth_bytes_per_s = {wide}\n"
 
 
-def _unequal_rows(workers: int) -> str:
-    """Seconds of steps, drawn once."""
-    draw = random.Random(0)
+def _unequal_rows(workers: int, seed: int) -> str:
+    """Seconds of steps, drawn for each seed."""
+    draw = random.Random(seed)
     rows = [
         [min(1.7 + draw.expovariate(1 / 7.9), 43.5) for _ in range(workers)] for _ in range(200)
     ]
     return f'[[noise]]\nkind = "trace"\nunit = "seconds"\nrows = {json.dumps(rows)}\n'
 
 
-def cluster_of(name: str, workers: int) -> offbeat.Cluster:
+def cluster_of(name: str, workers: int, seed: int) -> offbeat.Cluster:
     """The cluster of a part."""
     head, calm = f"workers = {workers}\n", '[[noise]]\nkind = "lognormal"\nsigma = 0.05\n'
     late = '[[noise]]\nkind = "random_delay"\nk = 2\ndelay_s = 0.32\n'
@@ -81,7 +81,7 @@ def cluster_of(name: str, workers: int) -> offbeat.Cluster:
     texts = {
         "wagma": head + f"[compute]\nstep_s = 0.62\n{calm}{late}" + _network(0.04, workers),
         "unequal": head
-        + f"[compute]\nstep_s = 9.4\n{_unequal_rows(workers)}"
+        + f"[compute]\nstep_s = 9.4\n{_unequal_rows(workers, seed)}"
         + _network(0.04, workers),
         "dasgd": head + f"[compute]\nstep_s = 0.1\n{calm}" + _network(0.25, workers),
         "decentlam": head + f"[compute]\nstep_s = 0.1\n{calm}" + _network(0.01, workers),
@@ -238,7 +238,7 @@ def run(job: Job) -> Run:
             done.compute_s += stats.compute_s
             done.wait_s += stats.wait_s
 
-    cluster = cluster_of(job.part, job.workers)
+    cluster = cluster_of(job.part, job.workers, job.seed)
     offbeat.run(work, cluster, seed=job.seed, own_random_state=False)
     if not timing:
         done.accuracy = statistics.fmean(value for _, _, value in done.curve[-SMOOTHED:])
@@ -299,8 +299,8 @@ def jobs_of(part: str, quick: bool) -> list[Job]:
     epoch = 6_000 if quick else 50_000
     sizes: dict[str, Job] = {
         "wagma": Job(part, "", 64, 16, 2 * epoch, momentum=0.9, every=epoch // 4),
-        "unequal": Job(part, "", 64, 1, 640 if quick else 6_400),
-        "dasgd": Job(part, "", 16, 1, 1_600 if quick else 16_000),
+        "unequal": Job(part, "", 64, 1, 640 if quick else 3_200),
+        "dasgd": Job(part, "", 16, 1, 1_600 if quick else 8_000),
         "decentlam": Job(part, "", 16, 8, 2 * epoch, alpha=0.1, every=epoch // 4),
         "ablation": Job(part, "", 4, 8, 3 * epoch, every=epoch // 20, target=80.0),
     }
