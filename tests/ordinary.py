@@ -71,10 +71,18 @@ ALGORITHMS = {
     "DaSGD": ("", "4, delay=2", "2, delay=1, quorum=2", "3, merge='paper'"),
     "DiLoCo": ("4", "4, overlap=2", "2, lr=0.5, momentum=0.5, overlap=1, quorum='solo'"),
     "WaitFreeLocalSGD": ("",),
-    "WAGMASGD": ("", "period=3", "period=2, period_quorum='solo'", "delay=1", "late='paper'"),
+    "WAGMASGD": (
+        "",
+        "period=3, period_quorum='all'",
+        "period=2, period_quorum='solo', lateness='version'",
+        "delay=1",
+        "late='paper'",
+    ),
+    "DPSGD": ("'ring'", "'one-peer'"),
 }
 
-OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD")
+OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD", "DPSGD")
+NO_BASE = ("WAGMASGD", "DPSGD")  # each worker follows its own model there
 
 Collective = Callable[[int], None]
 
@@ -228,7 +236,7 @@ def draw(seed: int) -> Script:
         leaves=leaves,
         raises=None if leaves else raises,
         data=data,
-        follows=often() < 0.25 and name != "WAGMASGD",  # there each follows its own model
+        follows=often() < 0.25 and name not in NO_BASE,
     )
 
 
