@@ -25,7 +25,6 @@ from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, DisagreementError
 from offbeat.rounds import Engine, Layout, Pile, Quorum, Rules
 from offbeat.rounds.log import MOST, MOST_TAKEN_FROM
-from offbeat.rounds.service import Service
 from offbeat.worlds import enter_world
 
 # --- the trigger ---------------------------------------------------------------------------
@@ -574,22 +573,6 @@ def test_m_of_all_equals_synchronous_sgd_bit_for_bit(cluster: str, workers: int)
 def test_an_m_that_cannot_be_meant_is_refused(m: Any) -> None:
     with pytest.raises(ValueError, match="got"):
         offbeat.run(lambda: train(algorithm=offbeat.MSyncSGD(m)), Cluster.uniform(4))
-
-
-@pytest.mark.parametrize(("quorum", "starts"), [("solo", 0), ("all", 1)])
-def test_the_program_whose_arrival_starts_a_round_runs_it(
-    monkeypatch: pytest.MonkeyPatch, quorum: str, starts: int
-) -> None:
-    """And the other worker's background runs it there."""
-    ran, take_part = set(), Service._take_part
-
-    def noted(engine: Service, number: int) -> None:
-        ran.add((number, engine._world.rank, engine._runs))
-        take_part(engine, number)
-
-    monkeypatch.setattr(Service, "_take_part", noted)
-    _played([[1, 1], [1.5, 1.5]], quorum)
-    assert {(0, starts, True), (0, 1 - starts, False)} <= ran
 
 
 @pytest.mark.parametrize("m", range(1, 9))

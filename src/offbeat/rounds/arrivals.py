@@ -99,10 +99,10 @@ class Arrivals:
 
     # --- saying and hearing it; these may block --------------------------------------------
 
-    def announce(self, start: Start, arrived: int) -> bool:
-        """Count an arrival, if any; start the round, and say so, if it was all that was missing."""
+    def announce(self, start: Start, arrived: int) -> None:
+        """Count an arrival, if any, and start the round if it was the last that was needed."""
         if not arrived:
-            return False
+            return
         rules = self._rules
         if not (start.by_one_alone and arrived == ON_TIME) or rules.bounded or rules.grace_s:
             total = self._control.add(self._key("arrived", start.round), arrived)
@@ -112,14 +112,12 @@ class Arrivals:
             if rules.grace_s and not start.complete(total):
                 if first and start is self.start:
                     self.opens_at = self._now() + rules.grace_s
-                return False
+                return
             last = rules.grace_s and start.met(total) and not start.complete(total - arrived)
             if not first and not last:
-                return False
-        starts = not start.least_samples or self._enough(start, self._sum("samples", start))
-        if starts:
+                return
+        if not start.least_samples or self._enough(start, self._sum("samples", start)):
             self._go(start)
-        return starts
 
     def report(self, start: Start, samples: int) -> None:
         """Count samples, and start the round if they were what it waited for."""
@@ -138,8 +136,9 @@ class Arrivals:
         """Start a round whose grace is over."""
         self._go(start)
 
-    def await_start(self, start: Start, told: Callable[[], None]) -> None:
+    def await_start(self, told: Callable[[], None]) -> None:
         """Block until the round starts; `told` is called if this worker is the last to come."""
+        start = self.start
         if self._rules.hints and start.needed > 1:
             self._control.wait(self._key("one missing", start.round))
             told()

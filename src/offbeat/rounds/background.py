@@ -1,10 +1,9 @@
 """What a worker's backgrounds do for its rounds: serve them, and carry messages.
 
-Two activities beside the program. The *server* takes part in round after round, but for those that
-the program has started and runs itself. The *messenger* says what the program has to say, so that
-it never waits for the control plane; arrives on the program's behalf when a deadline has passed;
-and tells the others of a worker that is away. Being away for less than a few milliseconds is
-nobody's business: it costs no message.
+Two activities beside the program. The *server* takes part in round after round. The *messenger*
+says what the program has to say, so that it never waits for the control plane; arrives on the
+program's behalf when a deadline has passed; and tells the others of a worker that is away. Being
+away for less than a few milliseconds is nobody's business: it costs no message.
 """
 
 from __future__ import annotations
@@ -96,18 +95,15 @@ class Background(Service):
 
     def _serve(self) -> None:
         while not self._ended:
-            with self._state:
-                self._listens = number = self.log.completed
-                start = self._arrivals.start
-            self._arrivals.await_start(start, self._told_to_be_last)
+            number = self.log.completed
+            self._arrivals.await_start(self._told_to_be_last)
             if self._rules.at_boundary:
                 with self._state:
                     self._called = True
                     self._state.notify_all()
                     self._state.wait_for(self._may_give)
                     self._called = False
-            if self._is_left(number):
-                self._take_part(number)
+            self._take_part(number)
             self._keep_short()
             if self._world.rank == number % self._world.size and number > 0:
                 self._arrivals.forget(number - 1)
@@ -119,27 +115,6 @@ class Background(Service):
     def _may_give(self) -> bool:
         waits = self.log.completed < self._awaits
         return self._given is not None or waits or self._presence != HERE or self._overdue
-
-    def _run_started(self) -> None:
-        """The program runs the round that its arrival has started: nobody needs to wake for it.
-
-        Only if the background waits for the start of this very round: so that whoever takes part
-        in a round has heard of the start of all before it, whose keys are deleted then.
-        """
-        with self._state:
-            number, self._starts = self._starts, -1
-            self._runs = number == self._listens == self.log.completed
-            if not self._runs:
-                return
-            self._awaits = number + 1
-        self._take_part(number)
-
-    def _is_left(self, number: int) -> bool:
-        """Say whether a round that has started is left to the background; else it is over."""
-        with self._state:
-            self._listens = -1
-            self._state.wait_for(lambda: not self._runs)
-            return self.log.completed == number
 
     def _run_in_lockstep(self) -> None:
         """The program comes to the next round of a lockstep, and runs it."""

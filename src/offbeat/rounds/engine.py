@@ -2,8 +2,7 @@
 
 A round starts (start.py), takes what every worker's pile holds at that moment, be it fresh, late or
 nothing, exchanges it (exchange.py) and appends the result to the log (log.py), on every worker. The
-worker's program only adds to its pile and takes results; its background does the rest. But the
-program whose arrival starts a round runs it, since it would wait for it anyway.
+worker's program only adds to its pile and takes results; its background does the rest.
 
     worker 0   compute ──┐ on time: arrives, starts round 7 ────┐ applies 7
     worker 1   compute ──────┐ on time: waits ──────────────────┐ applies 7
@@ -171,7 +170,7 @@ class Engine(Presence):
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
             said = (self._arrivals.start, 0) if self._says_later else self._to_say()
-        self._starts = said[0].round if self._arrivals.announce(*said) else -1
+        self._arrivals.announce(*said)
         return "dropped" if dropped else "late" if late else "on time"
 
     def _is_late(self, delay: int) -> bool:
@@ -276,8 +275,6 @@ class Engine(Presence):
         if self._rules.lockstep and self._comes:
             self._comes = False
             self._run_in_lockstep()
-        elif self._starts >= 0:
-            self._run_started()
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:

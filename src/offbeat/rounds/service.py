@@ -221,7 +221,7 @@ class Service(State):
             if over:
                 self._paused = len(paused)
                 self._settled, self._ended = bool(paused), not paused
-            self._in_round = self._runs = False
+            self._in_round = False
             if self._absent or away:
                 self._note_absent(round, away)
             if following is not None:

@@ -42,7 +42,6 @@ class State:
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_period_quorum", "_wanted", "_wants_room", "_weighed"),
         *("_fragments", "_left", "_says_left", "_whole"),
-        *("_listens", "_runs", "_starts"),
     )
 
     def __init__(
@@ -104,9 +103,6 @@ class State:
         self._left: frozenset[int] = frozenset()  # who had left in the latest round
         self._says_left = False  # this worker has said so
         self._weighed = 0.0  # what this worker counted in the latest mean of moves
-        self._starts = -1  # the round that its arrival has started
-        self._listens = -1  # the round whose start the background waits for
-        self._runs = False  # the program runs the round that it has started
         self._comes = False  # it has come to the next round of a lockstep
         self._says_later = False  # it arrives when it has applied the rounds at hand
         self._rates: tuple[float, ...] = ()
