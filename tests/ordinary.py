@@ -74,7 +74,7 @@ ALGORITHMS = {
     "WAGMASGD": (
         "",
         "period=3, period_quorum='all'",
-        "period=2, period_quorum='solo', lateness='version'",
+        "period=2, period_quorum='solo'",
         "delay=1",
         "late='paper'",
     ),

@@ -47,7 +47,10 @@ class Neighbour(Member):
         self._parameters = torch.nn.Parameter(torch.zeros(plan.numel, dtype=torch.float64))
         self._own = self._parameters.detach()
         self._optimizer = torch.optim.SGD([self._parameters], lr=0.1)
-        layout = Layout(["model"], [self._parameters])
+        self._starts, self._all_starts = {}, {}  # nobody starts rounds for all
+        self._copies = [self._own]
+        self._brought: list[set[int]] = []
+        self._layout = layout = Layout(["model"], [self._parameters])
         among = partial(Neighbours, graph(plan.graph, world.size))
         self.engine = Gossip(
             world, "schedule", layout, plan.rules, notes=1, exchange=among, begin=False

@@ -16,7 +16,7 @@ from schedules import SILENT, Plan, Schedule
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.errors import StuckWarning
-from offbeat.merges import Outer, Public, Shift, Step
+from offbeat.merges import Mix, Outer, Public, Shift, Step
 from offbeat.rounds import Engine, Groups, Layout, Pile, Round, SumInGroups, SumOverAll
 from offbeat.rounds.start import Start
 from offbeat.worlds import World, enter_world
@@ -340,7 +340,7 @@ class Member:
     def _check_place(self) -> None:
         """A worker is at the base and its own moves that no round which it knows has brought."""
         merge = self.merge
-        if isinstance(merge, Public):
+        if isinstance(merge, Public | Mix):
             return
         if isinstance(merge, Shift) and merge._owed is None:
             for copy, base, brought in zip(

@@ -210,6 +210,7 @@ def _groups(draw: Random, workers: int) -> Plan:
         draw.choice(["solo", "solo", "majority", "all", some]),
         period=draw.choice([1, 2, 3, 5, 1000]),
         period_quorum=draw.choice(["all", "all", "solo", some]),
+        lateness=draw.choice(["step", "version"]),
     )
     group = draw.choice([each for each in range(1, workers + 1) if workers % each == 0])
     return Plan("groups", rules, merge="public", delay=int(draw.random() < 0.3), group=group)

@@ -158,11 +158,11 @@ def test_nobody_waits_for_the_late_but_in_a_round_of_all() -> None:
     assert all(waited_s < 1e-6 for waited_s, _ in free)
     assert all(rounds[4] == (0, 1, 2) for _, rounds in free)
     held = offbeat.run(
-        lambda: _waits(offbeat.WAGMASGD(period=5, period_quorum="all", lateness="version")), cluster
+        lambda: _waits(offbeat.WAGMASGD(period=5, period_quorum="all")), cluster
     ).results
-    assert [waited_s for waited_s, _ in held] == pytest.approx([20, 20, 20, 0])
-    for number in range(19):
-        expected = (0, 1, 2, 3) if number in (4, 9, 14) else (0, 1, 2)
+    assert [waited_s for waited_s, _ in held] == pytest.approx([180, 180, 180, 0])
+    for number in range(20):
+        expected = (0, 1, 2, 3) if number in (4, 9, 14, 19) else (0, 1, 2)
         assert all(rounds[number] == expected for _, rounds in held)
 
 

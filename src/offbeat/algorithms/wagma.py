@@ -24,9 +24,7 @@ rule), so that no progress is lost and the mean over workers is kept, whoever is
 rule, w <- (sum over G + w) / (|G| + 1), is `late="paper"`: of what a late worker has done, one
 share of |G| + 1 survives. Any number of workers, not only powers of two. The round's mean goes
 under the next step of a worker that computes, not over it. The last round of all is everybody's, so
-replicas are the same at the end. With `lateness="version"` a worker is late if any round has
-started since its last step: there are more rounds then, and a slow worker need not make up for the
-steps that it is behind before it can start one.
+replicas are the same at the end.
 
 The paper's printed pseudo-code shifts the same mask again in every phase: of 8 workers in groups
 of 4 it makes pairs in round 1. We build the groups of its example. The released code does not
@@ -63,8 +61,6 @@ class WAGMASGD(Algorithm):
     """Who must be on time for a round: see EagerSGD."""
     period_quorum: str | int | float = 0.5
     """Who must be on time for a round of all; "all" in the paper."""
-    lateness: Literal["step", "version"] = "step"
-    """A worker is late if the round of its own step number has started; or if any has, since."""
     late: Literal["delta", "paper"] = "delta"
     momentum: Literal["local", "averaged"] = "local"
     delay: Literal[0, 1] = 0
@@ -98,7 +94,7 @@ class WAGMASGD(Algorithm):
                 self.quorum,
                 period=self.period,
                 period_quorum=self.period_quorum,
-                lateness=self.lateness,
+                lateness="step",
             ),
             moves=lambda _: 1.0,
             merge=partial(

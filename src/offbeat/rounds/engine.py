@@ -160,7 +160,7 @@ class Engine(Presence):
             # On time: wait for the round that will take this. Late: only for one under way. With a
             # delay: for one that is so much older; but who is late does not know how old its next
             # gradient will be, so where staleness has a bound it waits.
-            on_time = arrive and (not late or self._counts_late())
+            on_time = arrive and not late
             self._went_on_for = self._started + on_time
             self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1
@@ -181,11 +181,6 @@ class Engine(Presence):
             return self._started > self._steps
         in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
         return self._started > max(self.log.taken, in_time_for)
-
-    def _counts_late(self) -> bool:
-        """Whether who comes late to the next round is there, too; by steps it has to catch up."""
-        rules = self._rules
-        return rules.lateness == "version" and rules.periodic(self._offset + self._started)
 
     def arrive(self) -> None:
         """Count as there for the next round, with whatever will be on the pile.

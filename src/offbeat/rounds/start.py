@@ -53,7 +53,7 @@ class Rules:
     most_samples: float = inf
     """With so many a round starts, whoever is there."""
     period: int | None = None
-    """Every so many rounds, one has another quorum. Who comes late to that one is there, too."""
+    """Every so many rounds, one has another quorum."""
     period_quorum: str | int | float = "all"
 
     def __post_init__(self) -> None:
