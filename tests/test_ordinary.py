@@ -40,7 +40,7 @@ def test_a_seed_always_gives_the_same_script() -> None:
 
 
 def test_a_campaign_draws_everything_there_is() -> None:
-    scripts = [draw(seed) for seed in range(400)]
+    scripts = [draw(seed) for seed in range(800)]
     assert len({script.algorithm for script in scripts}) > 30
     assert {name for script in scripts for name in script.per_epoch} == set(COLLECTIVES)
     assert {script.per_step for script in scripts} == {None, *COLLECTIVES}
