@@ -258,6 +258,7 @@ METHODS: dict[str, dict[str, Make]] = {
         "D-PSGD, ring": lambda _: offbeat.DPSGD("ring"),
         "eager-SGD": lambda _: offbeat.EagerSGD(),
         "WAGMA-SGD": lambda _: offbeat.WAGMASGD(period=10),
+        "WAGMA-SGD, momentum averaged": lambda _: offbeat.WAGMASGD(period=10, momentum="averaged"),
         "WAGMA-SGD, as printed": lambda _: offbeat.WAGMASGD(period=10, **AS_PRINTED),
         "wait-free local SGD": lambda _: offbeat.WaitFreeLocalSGD(),
     },
@@ -351,6 +352,7 @@ def measured(job: Job, pool: ProcessPoolExecutor, seeds: tuple[int, ...]) -> Row
     }
     if job.every:
         row["accuracy"] = _medians([came.accuracy for came in runs])
+        row["accuracies"] = [came.accuracy for came in runs]
     if job.target is not None:
         row["target_s"] = [came.target_s for came in runs]
         row["target_samples"] = [came.target_samples for came in runs]
