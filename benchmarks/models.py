@@ -316,7 +316,7 @@ def jobs_of(part: str, quick: bool) -> list[Job]:
             beta=beta,
             momentum=beta if name == "DmSGD" else 0.0,
         )
-        for batch, beta, name in product((8, 128), (0.5, 0.9), METHODS[part])
+        for batch, beta, name in product((128, 8), (0.5, 0.9), METHODS[part])
     ]
 
 

@@ -84,6 +84,27 @@ def test_on_a_quadratic_the_delay_costs_nothing(steps: int, delay: int) -> None:
     torch.testing.assert_close(run.results[0][1], plain.results[0][1], rtol=0, atol=1e-12)
 
 
+def test_with_a_delay_of_a_whole_round_it_is_cocod_sgd() -> None:
+    """Unlike optima, +1 and -1: after a merge workers disagree by a / (1 + a), a = 1 - 0.9^4."""
+
+    def worker() -> float:
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(model.weight)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimum = 1.0 - 2.0 * offbeat.rank()
+        with offbeat.attach(model, opt, offbeat.DaSGD(4, 4)):
+            for _ in range(400):
+                opt.zero_grad()
+                ((model.weight - optimum) ** 2 / 2).sum().backward()
+                opt.step()
+            return model.weight.item()
+
+    a = 1 - 0.9**4
+    found = offbeat.run(worker, Cluster.uniform(2)).results
+    assert found == pytest.approx([a / (1 + a), -a / (1 + a)], abs=1e-12)
+    assert found[0] == pytest.approx(0.25590, abs=5e-6)
+
+
 @pytest.mark.parametrize(("steps", "delay"), TOY)
 @pytest.mark.parametrize("xi", [0.0, 0.25, 0.5])
 def test_the_papers_merge_pulls_the_mean_back_to_the_launched_one(
