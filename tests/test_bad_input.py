@@ -17,11 +17,19 @@ from test_contract import ALGORITHMS, BUCKETS
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.decentralised import Decentralised
 
 UNEVEN = Cluster.parse(
     "workers = 3\nspeed = [1.0, 0.8, 0.3]\n[compute]\nstep_s = 0.1\n[network]\nlatency_s = 1e-3"
 )
 FIRST = ("sync", "eager-solo", "msync", "abs-ready", "nonblocking-finish-reset", "dropcompute")
+
+WITHOUT_BASE = [
+    name
+    for name, contract in ALGORITHMS.items()
+    if isinstance(contract.make(4), Decentralised | offbeat.WAGMASGD)
+]
+"""Where every worker's model counts the same, whatever its batches are."""
 
 
 def _algorithms(*without: str) -> pytest.MarkDecorator:
@@ -90,8 +98,11 @@ def test_a_worker_that_never_has_data_holds_nobody_up(name: str) -> None:
 @every_algorithm
 def test_where_nobody_has_data_nothing_is_applied_and_nobody_hangs(name: str) -> None:
     for start, end, stats, _ in _train(name, lambda rank, step: False):
-        assert same(start, end)
-        assert stats.rounds == 0
+        if name in WITHOUT_BASE:  # models are averaged all the same: three equal ones, rounded
+            assert close(start, end)
+        else:
+            assert same(start, end)
+            assert stats.rounds == 0
         assert stats.computed_samples == stats.applied_samples == 0
         assert stats.steps == 8
 
@@ -157,7 +168,7 @@ def test_a_number_of_samples_that_is_none_is_refused_before_anything_is_stored(
 
 
 @_algorithms(
-    *("eager-workers", "waitfree-workers"),
+    *("eager-workers", "waitfree-workers", *WITHOUT_BASE),
     *(name for name, contract in ALGORITHMS.items() if contract.delayed),
 )
 def test_a_mean_loss_over_batches_of_different_sizes_is_weighed_by_samples(name: str) -> None:
