@@ -145,7 +145,9 @@ class Background(Service):
                     self._wanted = max(self._wanted, number)
                 # It may be wanted before it is away: its own bell tells it to look again.
                 if self._presence == AWAY and self._wanted == following:
-                    self._serving = self._stays_away()
+                    # The program may have come and made the round, and be away again.
+                    stays = self._stays_away()
+                    self._serving = stays and self.log.completed == following
                 number = following
             if asks:
                 self._bells.want(number)

@@ -156,9 +156,14 @@ class Gossip(Engine):
 
     def _may_serve(self) -> bool:
         with self._state:
-            wanted = self._presence == AWAY and self._roll.rounds > self.log.completed
-            self._serving = wanted and self._stays_away()
+            wanted = self._presence == AWAY and self._is_behind()
+            # The program may have come and made the round, and be away again.
+            self._serving = wanted and self._stays_away() and self._is_behind()
             return self._serving
+
+    def _is_behind(self) -> bool:
+        """Whether rounds are wanted that this worker has not made; under lock."""
+        return self._roll.rounds > self.log.completed
 
     def _carry_messages(self) -> None:
         """Ring, in order, for a program that never waits for the control plane."""
@@ -194,17 +199,14 @@ class Gossip(Engine):
             self._to_ring.append((why, self.log.completed))
             self._stir()
 
-        def behind() -> bool:
-            return self._roll.rounds > self.log.completed
-
         def over() -> bool:
             return self._roll.over or (presence == PAUSED and self._roll.pauses > pauses)
 
         yield from self._take(0.0)
         while True:
             with self._state:
-                self._state.wait_for(lambda: behind() or over())
-                if not behind():
+                self._state.wait_for(lambda: self._is_behind() or over())
+                if not self._is_behind():
                     self._paused = self._roll.paused
                     self._ended = self._roll.over
                     self._state.notify_all()
