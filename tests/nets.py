@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import offbeat
+from offbeat.clusters import Cluster
+
+FOUR = Cluster.parse(
+    "workers = 4\nspeed = [1.0, 0.9, 0.5, 0.4]\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 0.1"
+)
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -94,3 +99,25 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 
 def close(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> bool:
     return all(torch.allclose(a, b, atol=tolerance) for a, b in zip(left, right, strict=True))
+
+
+def agree_on_the_base(algorithm: offbeat.Algorithm, cluster: Cluster) -> None:
+    """Hold what `dp.agreed()` shows, round by round, against what the other workers see."""
+
+    def worker() -> dict[int, list[Tensor]]:
+        model, seen = net(), {}
+        opt = sgd(model)
+        with offbeat.attach(model, opt, algorithm) as dp:
+            for step in range(24):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                with dp.agreed():
+                    seen[dp.round] = parameters(model)
+        return seen
+
+    one, *others = offbeat.run(worker, cluster).results
+    for other in others:
+        common = one.keys() & other.keys()
+        assert len(common) >= 4
+        assert all(same(one[round], other[round]) for round in common)

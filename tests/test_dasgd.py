@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import loss, net, parameters, same, sgd, train
+from nets import agree_on_the_base, loss, net, same, sgd, train
 from test_abs import resumes_bit_for_bit
 from torch import Tensor, nn
 
@@ -251,23 +251,7 @@ def test_a_checkpoint_cuts_no_round_short() -> None:
 
 
 def test_what_all_agree_on_is_the_same_on_every_worker() -> None:
-    def worker() -> dict[int, list[Tensor]]:
-        model, seen = net(), {}
-        opt = sgd(model)
-        with offbeat.attach(model, opt, Da(4, delay=2)) as dp:
-            for step in range(24):
-                opt.zero_grad()
-                loss(model, offbeat.rank(), step).backward()
-                opt.step()
-                with dp.agreed():
-                    seen[dp.round] = parameters(model)
-        return seen
-
-    one, *others = offbeat.run(worker, cluster(3, 0.1, (1.0, 0.9, 0.7))).results
-    for other in others:
-        common = one.keys() & other.keys()
-        assert len(common) >= 4
-        assert all(same(one[round], other[round]) for round in common)
+    agree_on_the_base(Da(4, delay=2), cluster(3, 0.1, (1.0, 0.9, 0.7)))
 
 
 @pytest.mark.parametrize(

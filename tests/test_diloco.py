@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import close, loss, net, parameters, plain, same, sgd, train
+from nets import agree_on_the_base, close, net, plain, same, sgd, train
 from test_abs import resumes_bit_for_bit
 from test_dasgd import cluster, moved
 from torch import Tensor, nn
@@ -386,23 +386,7 @@ def test_local_sgd_with_shares_resumes_bit_for_bit() -> None:
 
 
 def test_what_all_agree_on_is_the_anchor() -> None:
-    def worker() -> dict[int, list[Tensor]]:
-        model, seen = net(), {}
-        opt = sgd(model)
-        with offbeat.attach(model, opt, Di(4, overlap=3)) as dp:
-            for step in range(24):
-                opt.zero_grad()
-                loss(model, offbeat.rank(), step).backward()
-                opt.step()
-                with dp.agreed():
-                    seen[dp.round] = parameters(model)
-        return seen
-
-    one, *others = offbeat.run(worker, cluster(3, 0.1, (1.0, 0.9, 0.7))).results
-    for other in others:
-        common = one.keys() & other.keys()
-        assert len(common) >= 4
-        assert all(same(one[round], other[round]) for round in common)
+    agree_on_the_base(Di(4, overlap=3), cluster(3, 0.1, (1.0, 0.9, 0.7)))
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,16 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from nets import FOUR
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.clusters import Cluster
 from offbeat.replica.overlap import Overlap
 from offbeat.rounds import Flats
 from offbeat.worlds import enter_world
 
 pytestmark = pytest.mark.slow
 
-CLUSTER = Cluster.parse(
-    """
-    workers = 4
-    speed = [1.0, 0.9, 0.5, 0.4]
-    [compute]
-    step_s = 1.0
-    [network]
-    latency_s = 0.1
-    """
-)
 ROWS = [  # in the loop, and while a worker is away
     ("SyncSGD()", 1, 4),
     ("SyncSGD(overlap=False)", 1, 4),
@@ -108,6 +98,6 @@ def test_how_many_gradients_are_kept_beyond_plain_training(
     algorithm: str, buffers: int, while_away: int, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(monkeypatch)
-    offbeat.run(lambda: _train(algorithm, away), CLUSTER)
-    assert len(counted.most) == CLUSTER.workers
+    offbeat.run(lambda: _train(algorithm, away), FOUR)
+    assert len(counted.most) == FOUR.workers
     assert max(counted.most.values()) == (while_away if away else buffers)

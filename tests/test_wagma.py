@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import close, loss, net, parameters, same, sgd, train
+from nets import FOUR, close, loss, net, parameters, same, sgd, train
 from test_abs import resumes_bit_for_bit
 from torch import Tensor, nn
 
@@ -16,16 +16,6 @@ from offbeat.errors import NonFiniteGradientError
 from offbeat.rounds import Flats
 from offbeat.testing import processes
 
-FOUR = Cluster.parse(
-    """
-    workers = 4
-    speed = [1.0, 0.9, 0.5, 0.4]
-    [compute]
-    step_s = 1.0
-    [network]
-    latency_s = 0.1
-    """
-)
 PROMPT = Cluster.parse("workers = 4\nspeed = [1.0, 0.83, 0.47, 0.37]\n[compute]\nstep_s = 1.0")
 
 

@@ -59,7 +59,7 @@ class Opening(MicroBatch):
         """What rounds change: the parameters; and the buffers, where models are averaged."""
         self._bucket_bytes = bucket_bytes
         self.buffers = dict(buffers or {})
-        self.overlap: Overlap
+        self.overlap = Overlap(self)
         self.models = world.channel(name)  # the program's own, between rounds
         self.choose: Callable[[Measured], int] | None = None
         self.optimizer, self.clip_norm = optimizer, clip_norm

@@ -22,7 +22,7 @@ from torch import Tensor
 from offbeat.rounds import Pile
 
 if TYPE_CHECKING:
-    from offbeat.replica.replica import Replica
+    from offbeat.replica.opening import Opening
 
 _is_unwritten: Callable[[Tensor], bool] | None = getattr(torch._C, "_is_cow_tensor", None)
 
@@ -33,7 +33,7 @@ _FORWARD_SHARE = 1 / 3
 class Overlap:
     """Launches a replica's buckets from the hooks of its backward pass."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Opening) -> None:
         self.reduces_next: Callable[[], bool] = lambda: False
         """Whether the backward pass at hand completes this worker's part of the round."""
         self._replica = replica

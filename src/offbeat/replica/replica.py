@@ -19,16 +19,11 @@ from copy import deepcopy
 from typing import Any
 
 from offbeat.replica.opening import Opening
-from offbeat.replica.overlap import Overlap
 from offbeat.rounds import Arrival, Pile, Round
 
 
 class Replica(Opening):
     """A worker's gradients, as an algorithm sees them."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.overlap = Overlap(self)
 
     # --- what an algorithm calls -----------------------------------------------------------
 

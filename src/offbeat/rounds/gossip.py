@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Protocol, cast
 
-from offbeat.rounds import roll
+from offbeat.rounds import roll, told
 from offbeat.rounds.engine import Engine
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Shares
 from offbeat.rounds.layout import Flats
@@ -90,17 +90,7 @@ class Gossip(Engine):
         asked = [int(note[0]) - 1 for note in shares.notes if note[0]]
         with self._state:
             self._ends_with = min(asked, default=self._ends_with)
-            completed = Round(
-                round=number,
-                sum=pile.flats,
-                samples_by_rank=shares.samples,
-                divisor=1.0,
-                used=shares.used,
-                staleness_rounds=max(shares.stale - 1, 0),
-                mean_staleness_rounds=(
-                    shares.stale_samples / shares.total_samples if shares.total_samples else 0.0
-                ),
-                micro_batches=shares.micro_batches,
+            completed = told.round_of(shares, number, 1.0).but(
                 here=self._world.size - list(self._roll.absent.values()).count(roll.LEFT),
                 bad=None if mine is None else (self._world.rank, mine),
                 made=self._world.size,  # a tick is a round: nobody knows who was in it

@@ -26,7 +26,7 @@ import torch
 from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Layout, Numbers
 from offbeat.rounds.pile import Pile
-from offbeat.worlds.base import Channel, Work, World
+from offbeat.worlds.base import Channel, Work, World, everyone
 
 MOST_DEALS = 16
 """Ways of dealing out before they repeat: each costs a worker the connections of one group."""
@@ -43,7 +43,7 @@ class Groups:
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        return _everyone(self.workers)
+        return everyone(self.workers)
 
     def of(self, round: int, rank: int) -> tuple[int, ...]:
         """The workers whose models meet in this round, of which this one is one."""
@@ -77,11 +77,6 @@ def _dealt(workers: int, size: int, round: int) -> tuple[tuple[int, ...], ...]:
     groups = [tuple(sorted(row[at : at + size])) for at in range(0, workers, size)]
     of = {rank: group for group in groups for rank in group}
     return tuple(of[rank] for rank in range(workers))
-
-
-@lru_cache(maxsize=8)
-def _everyone(workers: int) -> tuple[int, ...]:
-    return tuple(range(workers))
 
 
 class SumInGroups:

@@ -187,7 +187,7 @@ class World(ABC):
         self.rank = rank
         self.size = size
         self.epoch = 0
-        self.members = _everyone(size)
+        self.members = everyone(size)
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
@@ -264,7 +264,7 @@ class World(ABC):
 
 
 @lru_cache(maxsize=8)
-def _everyone(size: int) -> tuple[int, ...]:
+def everyone(size: int) -> tuple[int, ...]:
     """One tuple for all the workers of a virtual run."""
     return tuple(range(size))
 
