@@ -6,6 +6,7 @@ from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
 from offbeat.rounds.gossip import Gossip
 from offbeat.rounds.groups import Groups, SumInGroups
 from offbeat.rounds.header import Header
+from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Ticket, Verdict
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
@@ -17,13 +18,17 @@ from offbeat.rounds.standalone import Partial, partial_all_reduce
 from offbeat.rounds.start import Measured, Rules
 
 __all__ = [
+    "DROPPED",
     "Arrival",
     "Engine",
+    "Enough",
     "Exchange",
+    "Expiry",
     "Flats",
     "Gossip",
     "Groups",
     "Header",
+    "Judge",
     "Layout",
     "MakeExchange",
     "Means",
@@ -38,6 +43,8 @@ __all__ = [
     "Rules",
     "SumInGroups",
     "SumOverAll",
+    "Ticket",
+    "Verdict",
     "agree",
     "partial_all_reduce",
 ]
