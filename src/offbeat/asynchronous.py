@@ -11,10 +11,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
-from offbeat.rounds import Judge, Round
+from offbeat.rounds import Judge, Queue, Round, Rules
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Asynchronous(Algorithm):
         """What becomes of each gradient, with so many workers."""
 
     def start(self, replica: Replica) -> None:
-        raise NotImplementedError("rounds/queue.py is to come")
+        replica.open(Rules("solo"), engine=partial(Queue, self.judge(replica.world.size)))
+        cast(Queue, replica.engine).judged = replica.judged
 
     def step(self, replica: Replica) -> Iterator[Round]:
         replica.contribute()

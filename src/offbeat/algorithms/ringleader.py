@@ -24,6 +24,7 @@ The mean is over workers, not over samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,24 +48,49 @@ class InTurn(Judge):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
+        self._active = set(range(size))  # who has not left
         self._lacking = set(range(size))  # who is not in the sum yet
         self._waiting: set[int] = set()  # who has not been sent on yet
+        self._inside: set[int] = set()  # who is in the sum
         self._next: set[int] = set()  # who is in the next round's sum
 
     def judge(self, ticket: Ticket) -> Verdict:
         worker = ticket.worker
         if self._lacking:
             self._lacking.discard(worker)
+            self._inside.add(worker)
             if self._lacking:
                 return Verdict(fresh=False)
-            self._waiting = set(range(self.size))
+            self._waiting = set(self._active)
         elif worker not in self._waiting:
             self._next.add(worker)
             return Verdict(into=1, fresh=False)
         self._waiting.discard(worker)
+        return self._updated()
+
+    def leaves(self, worker: int) -> Sequence[Verdict]:
+        """Go on without it: what it has brought stays in its round."""
+        verdicts: list[Verdict] = []
+        was_last = self._waiting == {worker}
+        for those in (self._active, self._lacking, self._waiting):
+            those.discard(worker)
+        if was_last:
+            self._begin_round()
+            verdicts.append(Verdict(into=None, then="next"))
+        if self._inside and not self._lacking and not self._waiting:
+            self._waiting = set(self._active)
+            verdicts.append(self._updated())
+        return verdicts
+
+    def _updated(self) -> Verdict:
         self.version += 1
+        divisor = len(self._inside)
         if self._waiting:
-            return Verdict(update=True, divisor=self.size, then="keep")
-        self._lacking = set(range(self.size)) - self._next
-        self._next = set()
-        return Verdict(update=True, divisor=self.size, then="next")
+            return Verdict(update=True, divisor=divisor, then="keep")
+        self._begin_round()
+        return Verdict(update=True, divisor=divisor, then="next")
+
+    def _begin_round(self) -> None:
+        """With what was brought for it already."""
+        self._inside, self._next = self._next, set()
+        self._lacking = self._active - self._inside

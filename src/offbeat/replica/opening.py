@@ -84,7 +84,7 @@ class Opening(MicroBatch):
         merge: Callable[[Layout, bool], Shift] = Shift,
         exchange: MakeExchange = SumOverAll,
         momenta: bool = False,
-        engine: type[Engine] = Engine,
+        engine: Callable[..., Engine] = Engine,
         own: OwnStep | None = None,
         early: bool = False,
     ) -> None:

@@ -11,6 +11,7 @@ from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
 from offbeat.rounds.pile import Pile
+from offbeat.rounds.queue import Queue
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.rates import Rates
 from offbeat.rounds.round import Merge, Round
@@ -37,6 +38,7 @@ __all__ = [
     "Neighbours",
     "Partial",
     "Pile",
+    "Queue",
     "Quorum",
     "Rates",
     "Round",

@@ -15,7 +15,7 @@ made since it was begun.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -80,6 +80,14 @@ class Judge(ABC):
         """Updates since it was begun."""
         return self.version - ticket.version
 
+    def leaves(self, worker: int) -> Sequence[Verdict]:
+        """Hear that a worker has left, after its last gradient; what follows, of no gradient.
+
+        Nobody may be waited for who does not come; and when all have left, what was added up must
+        have been applied.
+        """
+        return ()
+
     def learn(self, scale: float) -> None:  # noqa: B027 - most have nothing to choose
         """Hear of the noise scale of a gradient: how many are worth being averaged."""
 
@@ -137,6 +145,7 @@ class Enough(Judge):
         self._samples = 0.0
         self._count = 0
         self._whose: set[int] = set()
+        self._left: set[int] = set()
 
     def judge(self, ticket: Ticket) -> Verdict:
         if self.delay(ticket):
@@ -144,10 +153,22 @@ class Enough(Judge):
         self._samples += ticket.samples
         self._count += 1
         self._whose.add(ticket.worker)
-        if self._count < self.gradients or len(self._whose) < self.workers:
-            return Verdict()
+        return self._updated(ticket.worker) if self._is_enough() else Verdict()
+
+    def leaves(self, worker: int) -> Sequence[Verdict]:
+        self._left.add(worker)
+        return (self._updated(worker),) if self._is_enough() else ()
+
+    def _is_enough(self) -> bool:
+        """Whether there is as much as is wanted, or as those who have not left can bring."""
+        if len(self._left) == self.size:
+            return self._count > 0
+        most = len(self._whose) + self.size - len(self._whose | self._left)
+        return self._count >= self.gradients and len(self._whose) >= min(self.workers, most)
+
+    def _updated(self, worker: int) -> Verdict:
         divisor, self._samples, self._count = self._samples, 0.0, 0
         self._whose.clear()
         self.version += 1
-        others = [each for each in range(self.size) if each != ticket.worker] if self._stops else ()
+        others = [each for each in range(self.size) if each != worker] if self._stops else ()
         return Verdict(update=True, divisor=divisor, stopped=others)
