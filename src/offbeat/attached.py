@@ -187,6 +187,9 @@ class Attached(ABC):
                 self._in_step = False
         else:
             replica.drop()
+        if replica.arrival == "abandoned":
+            stats.abandoned_samples += samples
+            stats.abandoned_s += ended - began
         if self._world.records is not None:
             arrival = replica.arrival
             self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=arrival)

@@ -30,6 +30,7 @@ class ASGD(Asynchronous):
     """A smaller learning rate for what comes late."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_switches("delay_adaptive")
 
     def judge(self, size: int) -> Judge:

@@ -36,6 +36,7 @@ class RennalaSGD(Asynchronous):
     """Leave a gradient of an older version at once, and begin anew."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_switches("stop")
         if self.batch != "auto":
             self.check_counts("batch")
@@ -43,3 +44,6 @@ class RennalaSGD(Asynchronous):
     def judge(self, size: int) -> Judge:
         batch = size if self.batch == "auto" else self.batch
         return Enough(size, gradients=batch, stops=self.stop)
+
+    def delay(self, size: int) -> int:
+        return 0

@@ -36,11 +36,15 @@ class RescaledASGD(Asynchronous):
     """What has missed as many updates, or more, is left out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_delay != math.inf:
             self.check_counts("max_delay")
 
     def judge(self, size: int) -> Judge:
         return ByTime(size, self.max_delay)
+
+    def delay(self, size: int) -> int:
+        return int(min(self.max_delay, size)) - 1
 
 
 class ByTime(Judge):

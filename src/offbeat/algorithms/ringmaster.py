@@ -28,8 +28,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.asynchronous import Asynchronous
-from offbeat.rounds import DROPPED, Expiry, Judge, Ticket, Verdict
+from offbeat.asynchronous import Asynchronous, at_once, if_longer
+from offbeat.rounds import DROPPED, Expiry, GivesUp, Judge, Ticket, Verdict
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RingmasterASGD(Asynchronous):
     """Who leaves a gradient that would come too late: nobody, everybody, or whom it saves time."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_choices()
         if self.max_delay != "auto" and not _is_limit(self.max_delay):
             raise ValueError(
@@ -51,6 +52,13 @@ class RingmasterASGD(Asynchronous):
 
     def judge(self, size: int) -> Judge:
         return NotTooLate(size, self.max_delay, self.stop != "never")
+
+    @property
+    def gives_up(self) -> GivesUp:
+        return if_longer if self.stop == "longer" else at_once
+
+    def delay(self, size: int) -> int:
+        return size - 1 if self.max_delay == "auto" else int(min(self.max_delay, size)) - 1
 
 
 def _is_limit(value: object) -> bool:

@@ -143,6 +143,10 @@ class Opening(MicroBatch):
         if self.means is not None:
             self.means.begin()
 
+    def compute_until(self, ends_s: float) -> bool:
+        """Let the device compute until then; say whether it was stopped before its end."""
+        return self.engine.compute_until(self.compute_began, ends_s)
+
     def changing(self) -> None:
         """A round is about to be applied."""
         if self.means is not None:

@@ -108,6 +108,12 @@ class Replica(Opening):
         self.arrival = arrival
         self.dropped_samples += dropped_samples
 
+    def abandon(self) -> None:
+        """Count the micro-batch at hand, which was stopped, as dropped, and what it belongs to."""
+        self.drop()
+        self.arrival = "abandoned"
+        self.dropped_samples += self.engine.clear()
+
     def results(self, *, delay: int | None = None) -> Iterator[Round]:
         """Wait, if this worker was on time; then every round that it does not know of, in order.
 

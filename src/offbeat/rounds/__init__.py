@@ -11,7 +11,7 @@ from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
 from offbeat.rounds.pile import Pile
-from offbeat.rounds.queue import Queue
+from offbeat.rounds.queue import GivesUp, Queue
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.rates import Rates
 from offbeat.rounds.round import Merge, Round
@@ -26,6 +26,7 @@ __all__ = [
     "Exchange",
     "Expiry",
     "Flats",
+    "GivesUp",
     "Gossip",
     "Groups",
     "Header",

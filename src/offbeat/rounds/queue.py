@@ -20,7 +20,9 @@ all know the delay of a gradient.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Generator
+from math import inf
 from sys import maxsize
 from typing import Any, cast
 
@@ -38,19 +40,33 @@ from offbeat.rounds.start import Rules
 from offbeat.rounds.sums import Mean, Sum
 from offbeat.worlds.base import World
 
+GivesUp = Callable[[float, float | None, float], bool]
+"""Gets the seconds that a micro-batch has taken so far, those that it still takes, if known, and
+those that one usually takes; says whether to leave it, though it is not done."""
+
 
 class Queue(Engine):
     """The gradients of one layout, in the order of their entries."""
 
     __slots__ = (
-        *("_asked_to_end", "_bad", "_base", "_fresh", "_given_up", "_judge", "_made_by_all"),
-        *("_means", "_outcome", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
+        *("_asked_to_end", "_bad", "_base", "_fresh", "_gives_up", "_judge", "_made_by_all"),
+        *("_means", "_outcome", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
     )
 
     def __init__(
-        self, judge: Judge, world: World, name: str, layout: Layout, rules: Rules, **settings: Any
+        self,
+        judge: Judge,
+        gives_up: GivesUp,
+        world: World,
+        name: str,
+        layout: Layout,
+        rules: Rules,
+        **settings: Any,
     ) -> None:
+        """`gives_up` says whether a worker that is told to stop does."""
         self._judge = judge
+        self._gives_up = gives_up
+        self._recent_s: deque[float] = deque(maxlen=16)  # what micro-batches have taken
         self.judged: Callable[[Arrival, float], None] | None = None
         """Hears what has become of a gradient of so many samples; called by the program."""
         self._roll = roll.Roll(world.size)
@@ -155,6 +171,35 @@ class Queue(Engine):
             self._state.notify_all()
             self._state.wait_for(lambda: self._sent is None)
             self._awaits = 0
+
+    # --- stopping ------------------------------------------------------------------------------
+
+    @property
+    def _stop_asked(self) -> bool:
+        """Whether what the program computes would come too late, as the judge has said."""
+        return self._stopped_at > self.log.taken
+
+    def compute_until(self, began_s: float, ends_s: float) -> bool:
+        """Let a modelled device compute until then, or until it is told to stop; say which."""
+        now = self._world.now
+        with self._state:
+            if self._state.wait_for(lambda: self._stop_asked, until=ends_s):
+                if self._gives_up(now() - began_s, max(ends_s - now(), 0.0), self._usual_s):
+                    return True
+                self._state.wait_for(lambda: False, until=ends_s)
+            self._recent_s.append(now() - began_s)
+        return False
+
+    def stops(self, began_s: float) -> bool:
+        """Say whether a program is to leave a micro-batch that it is in the middle of."""
+        if not self._stop_asked:
+            return False
+        return self._gives_up(self._world.now() - began_s, None, self._usual_s)
+
+    @property
+    def _usual_s(self) -> float:
+        """What a micro-batch has taken lately; for ever, if none has ended yet."""
+        return sum(self._recent_s) / len(self._recent_s) if self._recent_s else inf
 
     def _tell_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None
