@@ -112,7 +112,7 @@ class Replica(Opening):
         """Count the micro-batch at hand, which was stopped, as dropped, and what it belongs to."""
         self.drop()
         self.arrival = "abandoned"
-        self.dropped_samples += self.engine.clear()
+        self.dropped_samples += self.engine.abandon()
 
     def results(self, *, delay: int | None = None) -> Iterator[Round]:
         """Wait, if this worker was on time; then every round that it does not know of, in order.

@@ -11,12 +11,13 @@ from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
 from offbeat.rounds.pile import Pile
-from offbeat.rounds.queue import GivesUp, Queue
+from offbeat.rounds.queue import Queue
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.rates import Rates
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.standalone import Partial, partial_all_reduce
 from offbeat.rounds.start import Measured, Rules
+from offbeat.rounds.turns import GivesUp
 
 __all__ = [
     "DROPPED",

@@ -182,12 +182,17 @@ class Engine(Presence):
         in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
         return self._started > max(self.log.taken, in_time_for)
 
-    def clear(self) -> float:
-        """Forget what is on the pile; its samples."""
+    def abandon(self) -> float:
+        """Forget what is on the pile, and a micro-batch that was stopped; the pile's samples."""
         with self._state:
-            samples, pile = self.piles.samples, self.piles.growing
-            pile.clear()
+            samples = self.piles.samples
+            self.piles.growing.clear()
+            self._made += 1
         return samples
+
+    def stops(self, began_s: float) -> bool:
+        """Say whether a program is to leave a micro-batch that it is in the middle of."""
+        return False
 
     def arrive(self) -> None:
         """Count as there for the next round, with whatever will be on the pile.

@@ -143,14 +143,13 @@ class Mean:
 def agreed(rates: Sequence[tuple[tuple[float, ...], float]]) -> tuple[float, ...]:
     """What all hold, to the bit; or the mean, weighed by their samples.
 
-    >>> agreed([((0.1, 0.9), 3.0), ((0.1, 0.9), 5.0)])
-    (0.1, 0.9)
-    >>> agreed([((0.25,), 3.0), ((0.75,), 1.0)])
-    (0.375,)
+    >>> agreed([((0.25, 0.9), 3.0), ((0.75, 0.9), 1.0)])
+    (0.375, 0.9)
     """
-    first, total = rates[0][0], sum(samples for _, samples in rates)
-    if all(values == first for values, _ in rates):
-        return first
-    columns = zip(*(values for values, _ in rates), strict=True)
+    total = sum(samples for _, samples in rates)
     weights = [samples / total for _, samples in rates]
-    return tuple(sum(v * w for v, w in zip(each, weights, strict=True)) for each in columns)
+    columns = zip(*(values for values, _ in rates), strict=True)
+    return tuple(
+        each[0] if len(set(each)) == 1 else sum(v * w for v, w in zip(each, weights, strict=True))
+        for each in columns
+    )
