@@ -93,11 +93,15 @@ class Judge(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        return deepcopy(vars(self))
+        return {name: deepcopy(_plain(value)) for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        vars(self).update(deepcopy(state))
+        for name, value in deepcopy(state).items():
+            if isinstance(mine := getattr(self, name), Expiry):
+                vars(mine).update(value)
+            else:
+                setattr(self, name, value)
 
 
 class Expiry:
@@ -127,6 +131,11 @@ class Expiry:
             self._since[worker] = version
         self._computing.setdefault(version, set()).update(found)
         return sorted(found)
+
+
+def _plain(value: Any) -> Any:
+    """What can be saved: no objects of ours."""
+    return vars(value) if isinstance(value, Expiry) else value
 
 
 class Enough(Judge):

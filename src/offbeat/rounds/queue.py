@@ -86,7 +86,8 @@ class Queue(Turns):
             made, self._made = self._made, 0
             self._sent = pile
             now = self._world.now()
-            seconds, self.gave_s = now - self.gave_s, now
+            # To the microsecond: a run that is resumed at another moment has the same bits.
+            seconds, self.gave_s = round(now - self.gave_s, 6), now
         pile.look_for_bad()
         entry = Entry(
             why=entries.GRADIENT,
@@ -206,6 +207,7 @@ class Queue(Turns):
             "sums": [each.state_dict() for each in self._sums],
             "means": [each.state_dict() for each in self._means],
             "made_by_all": self._made_by_all,
+            "recent_s": list(self._recent_s),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,3 +221,4 @@ class Queue(Turns):
             for mean, saved in zip(self._means, state["means"], strict=True):
                 mean.load_state_dict(saved)
             self._made_by_all = state["made_by_all"]
+            self._recent_s.extend(state["recent_s"])
