@@ -12,6 +12,8 @@ forward and backward pass of a small model, and in between a sleep that stands f
     solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
     abs, local       WaitFreeLocalSGD(): one's own gradients at once
+    asgd             ASGD(): every gradient by itself, from one to all
+    ringmaster       RingmasterASGD(4): those that have missed fewer than 4 updates
     wagma            WAGMASGD(group=2): in every 10th round all wait for all
     wagma, solo      WAGMASGD(group=2, period_quorum="solo"): nobody waits for the slow rank
     wagma, delay     the same with delay=1: nor for its own round
@@ -20,7 +22,7 @@ Accelerate and torchft take part if they are installed; torchft not with --quick
 turns in the same processes, except torchft, which has a server and thus processes of its own. Those
 that need equal numbers of steps on all ranks get them; the others train for as long.
 
-    python benchmarks/straggler_step.py [--quick] [--json FILE]
+    python benchmarks/straggler_step.py [--quick] [--only asgd] [--ranks 4,8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -175,6 +177,8 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
     "abs, local": attached(offbeat.WaitFreeLocalSGD()),
+    "asgd": attached(offbeat.ASGD()),
+    "ringmaster": attached(offbeat.RingmasterASGD(4)),
     "wagma": attached(offbeat.WAGMASGD(group=2)),
     "wagma, solo": attached(offbeat.WAGMASGD(group=2, period_quorum="solo")),
     "wagma, delay": attached(offbeat.WAGMASGD(group=2, period_quorum="solo", delay=1)),
@@ -209,11 +213,10 @@ def measured(step: Step, steps: int, equal_steps: bool) -> Block:
     return Block(statistics.median(took), seconds / len(took), BATCH * len(took) / seconds)
 
 
-def take_turns(turns: int, steps: int) -> dict[str, list[Block]]:
+def take_turns(turns: int, steps: int, names: list[str]) -> dict[str, list[Block]]:
     """One rank: all contestants that need no server, in an order that changes with every turn."""
     dist.init_process_group("gloo")
-    blocks: dict[str, list[Block]] = {name: [] for name in TOGETHER}
-    names = list(TOGETHER)
+    blocks: dict[str, list[Block]] = {name: [] for name in names}
     for turn in range(turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with TOGETHER[name](Task()) as step:
@@ -234,11 +237,13 @@ def with_torchft(lighthouse: str, steps: int) -> dict[str, list[Block]]:
     return {"torchft": [block]}
 
 
-def measure(ranks: int, turns: int, steps: int, with_servers: bool) -> list[dict[str, Any]]:
-    """All contestants on so many ranks, as rows."""
+def measure(
+    ranks: int, turns: int, steps: int, names: list[str], with_servers: bool
+) -> list[dict[str, Any]]:
+    """These contestants on so many ranks, as rows."""
     one_thread = {"OMP_NUM_THREADS": "1"}
     ended = testing.processes(
-        take_turns, ranks, turns, steps, environment=one_thread, time_out_s=600
+        take_turns, ranks, turns, steps, names, environment=one_thread, time_out_s=600
     )
     found: list[dict[str, list[Block]]] = [one.result for one in ended]
     if with_servers and importlib.util.find_spec("torchft"):
@@ -286,11 +291,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="2,4", help="how many, such as 2")
+    parser.add_argument("--only", action="append", help="a contestant; as often as you like")
     arguments = parser.parse_args()
     turns, steps = (1, 24) if arguments.quick else (7, 64)
+    names = [OWN, *arguments.only] if arguments.only else list(TOGETHER)
+    with_servers = not (arguments.quick or arguments.only)
     rows = []
     for ranks in map(int, arguments.ranks.split(",")):
-        rows += measure(ranks, turns, steps, with_servers=not arguments.quick)
+        rows += measure(ranks, turns, steps, names, with_servers)
     show(rows)
     common.write(arguments.json, {"rows": rows})
 

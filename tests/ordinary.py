@@ -54,7 +54,7 @@ ALGORITHMS = {
         "'solo', max_staleness_rounds=2",
         "'solo', delay=1",
     ),
-    "MSyncSGD": ("2", "1", "'auto'"),
+    "MSyncSGD": ("2", "1", "'auto'", "2, top_up=True"),
     "ABSSGD": (
         "",
         "delay=0",
@@ -79,6 +79,11 @@ ALGORITHMS = {
         "late='paper'",
     ),
     "DPSGD": ("'ring'", "'one-peer'"),
+    "ASGD": ("", "delay_adaptive=True", "micro_batches=2"),
+    "RingmasterASGD": ("", "2, stop='expired'", "1, stop='never'"),
+    "RennalaSGD": ("", "5", "2, stop=False"),
+    "RingleaderASGD": ("", "micro_batches=2"),
+    "RescaledASGD": ("", "max_delay=3"),
 }
 
 OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD", "DPSGD")
