@@ -4,7 +4,8 @@ A seed gives a `Script`, which says in a few words what is in it, and `train` ru
 Offbeat is used by its public names only. `judged` runs it on all and judges what came of it:
 
 - it ended, without an error, or, where one worker raises, with an error on all of them;
-- every replica holds the same bits, and so does every moving average that follows the rounds;
+- every replica holds the same bits, and so does every moving average that follows the rounds, if
+  workers have a common base; else all have followed as many;
 - no sample is lost, and what is dealt comes once an epoch;
 - the results of the program's own collectives are right;
 - where nothing but the arithmetic of synchronous SGD is left, it equals that by hand.
@@ -79,10 +80,15 @@ ALGORITHMS = {
         "late='paper'",
     ),
     "DPSGD": ("'ring'", "'one-peer'"),
+    "DmSGD": ("'ring'", "'one-peer'"),
+    "DecentLaM": ("", "'star'"),
+    "EDM": ("", "'lazy-star'"),
+    "MomentumTracking": ("", "'ring'", "'star'"),
 }
 
-OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD", "DPSGD")
-NO_BASE = ("WAGMASGD", "DPSGD")  # each worker follows its own model there
+NEIGHBOURS = ("DPSGD", "DmSGD", "DecentLaM", "EDM", "MomentumTracking")
+NO_BASE = ("WAGMASGD", *NEIGHBOURS)  # each worker follows its own model there
+OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", *NO_BASE)
 
 Collective = Callable[[int], None]
 
@@ -236,7 +242,7 @@ def draw(seed: int) -> Script:
         leaves=leaves,
         raises=None if leaves else raises,
         data=data,
-        follows=often() < 0.25 and name not in NO_BASE,
+        follows=often() < 0.25,
     )
 
 
@@ -416,7 +422,7 @@ def train(script: Script) -> dict[str, Any]:
         ours.train()
     found: dict[str, Any] = {
         "hashes": [_hash(part.model) for part in ours.parts],
-        "averages": [_hash(part.average) for part in ours.parts if part.average is not None],
+        "averages": [_followed(script, part.average) for part in ours.parts if part.average],
         "stats": [part.dp.stats() for part in ours.parts],
         "dealt": ours.dealt,
         "distance": None,
@@ -692,6 +698,13 @@ def _net(script: Script, inputs: int, outputs: int) -> nn.Module:
 
 def _algorithm(words: str) -> Any:
     return eval(words, vars(offbeat))
+
+
+def _followed(script: Script, average: nn.Module) -> str:
+    """What is the same of a moving average on all workers: at least how many rounds it has seen."""
+    if script.algorithm.startswith(NO_BASE):
+        return f"{int(average.n_averaged)} rounds"
+    return _hash(average)
 
 
 def _hash(model: nn.Module) -> str:
