@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.rounds import Flats, Layout, Round
+from offbeat.rounds import Flats, Land, Layout, Round
 from offbeat.worlds import Channel
 
 Buckets = tuple[int, ...] | None  # some of a layout's, or all: see rounds/fragments.py
@@ -57,6 +57,8 @@ class Shift:
     whoever wants to know what they are together asks for their mean: see rounds/means.py."""
     spares = False
     alike = True
+    land: Land | None = None
+    """Takes what every round has summed up, before anybody hears of it, if it does: see Public."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Without a common base: what to hold while parameters change elsewhere than in a round."""
 

@@ -15,6 +15,7 @@ from offbeat.rounds.rates import Rates
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.standalone import Partial, partial_all_reduce
 from offbeat.rounds.start import Measured, Rules
+from offbeat.rounds.state import Land
 
 __all__ = [
     "Arrival",
@@ -24,6 +25,7 @@ __all__ = [
     "Gossip",
     "Groups",
     "Header",
+    "Land",
     "Layout",
     "MakeExchange",
     "Means",
