@@ -86,8 +86,9 @@ ALGORITHMS = {
     "MomentumTracking": ("", "'ring'", "'star'"),
 }
 
-NEIGHBOURS = ("DPSGD", "DmSGD", "DecentLaM", "EDM", "MomentumTracking")
-NO_BASE = ("WAGMASGD", *NEIGHBOURS)  # each worker follows its own model there
+# They have one of their own: a scheduler that cycles the optimizer's is refused.
+MOMENTA = ("DecentLaM", "EDM", "MomentumTracking")
+NO_BASE = ("WAGMASGD", "DPSGD", "DmSGD", *MOMENTA)  # each worker follows its own model there
 OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", *NO_BASE)
 
 Collective = Callable[[int], None]
@@ -178,6 +179,8 @@ def draw(seed: int) -> Script:
     uneven = often() < 0.4
     batches = tuple(longest - (random.randint(0, 4) if uneven else 0) for _ in range(WORKERS))
     scheduler = random.choice(list(SCHEDULERS)) if often() < 0.45 else None
+    if scheduler == "OneCycleLR" and name in MOMENTA:
+        scheduler = "CosineAnnealingLR"
     leaves = (random.randrange(WORKERS), random.randint(1, 4)) if often() < 0.12 else None
     per_epoch = tuple(random.sample(list(COLLECTIVES), random.choice((0, 1, 1, 2, 3))))
     per_step = random.choice(list(COLLECTIVES)) if often() < 0.3 else None
