@@ -78,6 +78,16 @@ def test_the_best_m_is_within_the_harmonic_number_of_the_optimum(
     assert bound <= (1 + math.log(len(seconds))) * CLOSE
 
 
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 30)), min_size=1, max_size=4), NOISE)
+def test_the_best_m_costs_at_most_as_many_times_the_optimum_as_there_are_speeds(
+    groups: list[tuple[float, int]], noise: float
+) -> None:
+    seconds = [tau for tau, size in groups for _ in range(size)]
+    optimal = theory.optimal_time(seconds, noise).time_s
+    assert theory.m_sync_time(seconds, noise) <= len(set(seconds)) * optimal * CLOSE
+
+
 @pytest.mark.parametrize("noise", [0.0, 1.0, 1e4])
 def test_one_worker_alone_is_optimal_by_any_method(noise: float) -> None:
     times = (theory.m_sync_time, theory.sync_time, theory.async_time, theory.heterogeneous_time)
@@ -167,7 +177,7 @@ def test_a_round_of_exponential_workers_takes_the_mean_of_an_order_statistic(
 
 
 def moments_of_updates(
-    threshold: int, updates: int, ends: Callable[[int, float], float], n: int
+    limit: int, updates: int, ends: Callable[[int, float], float], n: int
 ) -> list[float]:
     """When Ringmaster ASGD that interrupts makes its updates; the first moment is 0.
 
@@ -182,7 +192,7 @@ def moments_of_updates(
             continue  # interrupted
         moments.append(now)
         version = len(moments) - 1
-        stale = [each for each in range(n) if begun[each] == version - threshold]
+        stale = [each for each in range(n) if begun[each] == version - limit]
         for each in {rank, *stale}:
             begun[each], tokens[each] = version, tokens[each] + 1
             heapq.heappush(coming, (ends(each, now), each, tokens[each]))
@@ -190,15 +200,15 @@ def moments_of_updates(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("threshold", [1, 10, 50])
-def test_so_many_updates_never_take_longer_than_their_time(profile: str, threshold: int) -> None:
+@pytest.mark.parametrize("limit", [1, 10, 50])
+def test_so_many_updates_never_take_longer_than_their_time(profile: str, limit: int) -> None:
     seconds = workers(PROFILES[profile], 50)
-    limit = theory.updates_time(seconds, threshold)
+    bound = theory.updates_time(seconds, limit)
     moments = moments_of_updates(
-        threshold, 12 * threshold, lambda rank, now: now + seconds[rank], len(seconds)
+        limit, 12 * limit, lambda rank, now: now + seconds[rank], len(seconds)
     )
-    longest = max(b - a for a, b in zip(moments, moments[threshold:], strict=False))
-    assert limit / 10 < longest <= limit * CLOSE
+    longest = max(b - a for a, b in zip(moments, moments[limit:], strict=False))
+    assert bound / 10 < longest <= bound * CLOSE
 
 
 def random_power(draw: Random) -> list[tuple[float, float]]:
@@ -213,14 +223,14 @@ def random_power(draw: Random) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("seed", range(10))
 def test_at_changing_speeds_updates_are_made_by_the_moments_of_the_recursion(seed: int) -> None:
     draw = Random(seed)
-    powers, threshold = [random_power(draw) for _ in range(6)], draw.choice([1, 3, 8])
+    powers, limit = [random_power(draw) for _ in range(6)], draw.choice([1, 3, 8])
 
     def ends(rank: int, begin: float) -> float:
         return gradient_end(powers[rank], begin)
 
-    moments = moments_of_updates(threshold, 8 * threshold, ends, len(powers))
-    bounds = theory.universal_times(powers, threshold, rounds=8)
-    assert all(a <= b for a, b in zip(moments[threshold::threshold], bounds, strict=True))
+    moments = moments_of_updates(limit, 8 * limit, ends, len(powers))
+    bounds = theory.universal_times(powers, limit, rounds=8)
+    assert all(a <= b for a, b in zip(moments[limit::limit], bounds, strict=True))
 
 
 def gradient_end(power: Sequence[tuple[float, float]], begin: float) -> float:
@@ -292,14 +302,14 @@ def test_what_is_never_computed_takes_for_ever() -> None:
     assert far == [math.inf]
 
 
-# --- thresholds and steps ------------------------------------------------------------------
+# --- limits and steps ----------------------------------------------------------------------
 
 
-def test_thresholds_are_those_of_the_paper() -> None:
-    assert [theory.threshold(noise) for noise in (0.0, 1.0, 1.5, 100.0)] == [1, 1, 2, 100]
+def test_limits_are_those_of_the_paper() -> None:
+    assert [theory.staleness_limit(noise) for noise in (0.0, 1.0, 1.5, 100.0)] == [1, 1, 2, 100]
     seconds = workers(PROFILES["sqrt i"], 1000)  # m = 115
-    assert theory.threshold_by_speed(seconds, 100) == math.ceil(math.sqrt(115 * 100)) == 108
-    assert theory.threshold_by_speed(seconds, 0.0) == 1
+    assert theory.staleness_limit_by_speed(seconds, 100) == math.ceil(math.sqrt(115 * 100)) == 108
+    assert theory.staleness_limit_by_speed(seconds, 0.0) == 1
 
 
 @settings(deadline=None)
@@ -310,19 +320,19 @@ def test_no_threshold_is_better_than_that_which_knows_speeds(
     """Of those for its m workers, and but for being whole."""
     m = theory.optimal_time(seconds, noise).m
 
-    def cost(threshold: float) -> float:
-        return (1 + threshold / m) * (1 + noise / threshold)
+    def cost(limit: float) -> float:
+        return (1 + limit / m) * (1 + noise / limit)
 
     assert cost(max(1.0, math.sqrt(m * noise))) <= cost(other) * CLOSE
-    chosen = theory.threshold_by_speed(seconds, noise)
+    chosen = theory.staleness_limit_by_speed(seconds, noise)
     assert chosen == max(1, math.ceil(math.sqrt(m * noise)))
 
 
-@pytest.mark.parametrize("threshold", [1, 2, 100])
-def test_steps_and_updates_are_those_of_the_papers(threshold: int) -> None:
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_steps_and_updates_are_those_of_the_papers(limit: int) -> None:
     smoothness, gap, variance, target = 3.0, 7.0, 2.0, 0.05
     noise, difficulty = variance / target, smoothness * gap / target
-    r, lip, var, eps = threshold, smoothness, variance, target
+    r, lip, var, eps = limit, smoothness, variance, target
     by_noise = eps / (4 * lip * var)
     assert theory.ringmaster_step_size(r, noise, lip, "ringmaster") == pytest.approx(
         min(1 / (2 * r * lip), by_noise)
@@ -357,16 +367,16 @@ def mean_square(step: float, staleness: int, variance: float, updates: int, gap:
 
 
 @pytest.mark.parametrize("variance", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("threshold", [1, 2, 10])
+@pytest.mark.parametrize("limit", [1, 2, 10])
 @pytest.mark.parametrize("analysis", ["ringmaster", "birch"])
 def test_ringmaster_on_a_quadratic_is_at_its_target_after_so_many_updates(
-    analysis: theory.Analysis, threshold: int, variance: float
+    analysis: theory.Analysis, limit: int, variance: float
 ) -> None:
     target, gap = 0.05, 2.0
     noise, difficulty = variance / target, gap / target
-    updates = theory.ringmaster_updates(threshold, noise, difficulty, analysis)
-    step = theory.ringmaster_step_size(threshold, noise, analysis=analysis)
-    assert mean_square(step, threshold - 1, variance, updates, gap) <= target
+    updates = theory.ringmaster_updates(limit, noise, difficulty, analysis)
+    step = theory.ringmaster_step_size(limit, noise, analysis=analysis)
+    assert mean_square(step, limit - 1, variance, updates, gap) <= target
 
 
 @pytest.mark.parametrize("variance", [0.0, 0.1, 1.0, 10.0])
@@ -386,8 +396,8 @@ def test_m_synchronous_on_a_quadratic_is_at_its_target_after_so_many_rounds(
 def test_ringmaster_needs_at_most_a_constant_times_the_optimum(
     seconds: list[float], noise: int, difficulty: float
 ) -> None:
-    threshold = theory.threshold(noise)
-    bound = theory.ringmaster_time(seconds, threshold, noise, difficulty)
+    limit = theory.staleness_limit(noise)
+    bound = theory.ringmaster_time(seconds, limit, noise, difficulty)
     rounds = math.ceil(12 * difficulty)
     assert bound <= 2 * rounds * theory.optimal_time(seconds, noise).time_s * 1.0001
 
@@ -408,7 +418,7 @@ def test_ringmaster_needs_at_most_a_constant_times_the_optimum(
         (lambda: theory.exponential_round_time(3, 0), "m must be between 1 and the 3 workers"),
         (lambda: theory.harmonic_number(-1), "n must be 0 or more, got -1"),
         (lambda: theory.updates_time([1.0], 0), "updates must be at least 1, got 0"),
-        (lambda: theory.ringmaster_step_size(0, 1.0), "threshold must be at least 1, got 0"),
+        (lambda: theory.ringmaster_step_size(0, 1.0), "limit must be at least 1, got 0"),
         (lambda: theory.ringmaster_step_size(1, 1.0, 0.0), "smoothness must be finite and above"),
         (lambda: theory.ringmaster_updates(1, 1.0, 1.0, "x"), 'must be "ringmaster" or "birch"'),
         (lambda: theory.ringleader_step_size([1, 0], 1.0), "every worker must have a gradient"),

@@ -1,10 +1,11 @@
 """What theory says of workers of unlike speeds: how long methods take, and how to set them.
 
-    tau_i      seconds that worker i takes for a gradient, tau_1 <= ... <= tau_n   `seconds`
-    S          sigma^2 / epsilon: noise over signal, the useful number of gradients   `noise`
-    L, Delta   how fast the gradient may change; how far the loss is from its least   `smoothness`
+    tau_i      `seconds` that worker i takes for a gradient, tau_1 <= ... <= tau_n
+    S          `noise`: sigma^2 / epsilon, noise over signal, the useful number of gradients
+    L          `smoothness`: how fast the gradient may change
+    Delta      how far the loss is from its least
     epsilon    the target: the mean square of the gradient is to be at most that
-    R          a gradient of staleness R or more is not applied                      `threshold`
+    R          `limit`: a gradient of staleness R or more is not applied
     h_n        1 + 1/2 + ... + 1/n
 
 Where a method sets no more than S and the workers' speeds, its time is in units of
@@ -13,7 +14,7 @@ a step size or a number of updates takes `smoothness`, or `difficulty`, which is
 both are 1 if left out. Noise, signal and gradients are of one micro-batch of one worker.
 
     fixed.py       workers of fixed speeds: times to a target, at most or at least
-    steps.py       thresholds, step sizes, numbers of updates
+    steps.py       limits, step sizes, numbers of updates
     universal.py   workers whose speeds change as they like
 
 docs/theory.md says what it means for a cluster. Nothing here knows of tensors or of rounds.
@@ -42,8 +43,8 @@ from offbeat.theory.steps import (
     ringmaster_step_size,
     ringmaster_time,
     ringmaster_updates,
-    threshold,
-    threshold_by_speed,
+    staleness_limit,
+    staleness_limit_by_speed,
 )
 from offbeat.theory.universal import Power, universal_m_sync_times, universal_times
 
@@ -67,9 +68,9 @@ __all__ = [
     "ringmaster_time",
     "ringmaster_updates",
     "rounds_cost",
+    "staleness_limit",
+    "staleness_limit_by_speed",
     "sync_time",
-    "threshold",
-    "threshold_by_speed",
     "universal_m_sync_times",
     "universal_times",
     "updates_time",

@@ -15,7 +15,9 @@ near it. Let A = min over m of tau_m (1 + S/m). Then 1/tau_i <= (1 + S/i) / A fo
 
     H_m (1 + S/m) = (m + S) / (1/tau_1 + ... + 1/tau_m) >= A (m + S) / (m + S h_m) >= A / h_m
 
-and  optimal <= best m <= h_n optimal <= (1 + ln n) optimal.
+and  optimal <= best m <= h_n optimal <= (1 + ln n) optimal. Nor is the factor more than the number
+of different speeds: all of one speed have the bound of the last of them, (1 + S/j) / A, and there
+are at most j of them.
 
 1000 workers, S = 100:
 

@@ -1,4 +1,4 @@
-"""Thresholds, step sizes, numbers of updates: what theory would have a method set.
+"""Limits, step sizes, numbers of updates: what theory would have a method set.
 
 Ringmaster ASGD (arXiv 2501.16168) applies every gradient whose staleness is below R. Two analyses
 say with which step size gamma, and how many updates K then bring the mean of |gradient|^2 down to
@@ -21,33 +21,33 @@ from typing import Literal
 from offbeat.theory.fixed import check_noise, harmonic_mean, optimal_time, updates_time
 
 Analysis = Literal["ringmaster", "birch"]
-_COUNTS = ("threshold", "m", "workers")
+_COUNTS = ("limit", "m", "workers")
 
 
-def threshold(noise: float) -> int:
+def staleness_limit(noise: float) -> int:
     """R = max(1, ceil(S)): as stale as the noise hides; no speed need be known.
 
-    >>> threshold(0.2), threshold(99.5)
+    >>> staleness_limit(0.2), staleness_limit(99.5)
     (1, 100)
     """
     _check(noise=noise)
     return max(1, ceil(noise))
 
 
-def threshold_by_speed(seconds: Iterable[float], noise: float) -> int:
+def staleness_limit_by_speed(seconds: Iterable[float], noise: float) -> int:
     """R = max(1, sqrt(m S)), of the m workers that the optimum has; rounded up.
 
     Rounding up changes nothing: staleness is whole, so "below R" means the same. It is where
     H_m (1 + R/m) (1 + S/R), the time that R updates take times how often, is least.
 
-    >>> threshold_by_speed([1.0] * 25, noise=100.0)
+    >>> staleness_limit_by_speed([1.0] * 25, noise=100.0)
     50
     """
     return max(1, ceil(sqrt(optimal_time(seconds, noise).m * noise)))
 
 
 def ringmaster_step_size(
-    threshold: int, noise: float, smoothness: float = 1.0, analysis: Analysis = "birch"
+    limit: int, noise: float, smoothness: float = 1.0, analysis: Analysis = "birch"
 ) -> float:
     """Gamma of Ringmaster ASGD.
 
@@ -56,27 +56,27 @@ def ringmaster_step_size(
     >>> ringmaster_step_size(1, 0.0), ringmaster_step_size(101, 1.0)
     (0.5, 0.005)
     """
-    _check(threshold=threshold, noise=noise, smoothness=smoothness)
-    by_staleness = {"ringmaster": 2 * threshold, "birch": max(2, 2 * (threshold - 1))}
+    _check(limit=limit, noise=noise, smoothness=smoothness)
+    by_staleness = {"ringmaster": 2 * limit, "birch": max(2, 2 * (limit - 1))}
     return 1 / (max(_of(analysis, by_staleness), 4 * noise) * smoothness)
 
 
 def ringmaster_updates(
-    threshold: int, noise: float, difficulty: float = 1.0, analysis: Analysis = "birch"
+    limit: int, noise: float, difficulty: float = 1.0, analysis: Analysis = "birch"
 ) -> int:
     """K: after so many updates of Ringmaster ASGD, with that step size, the target is reached.
 
     >>> ringmaster_updates(100, 100.0, analysis="ringmaster"), ringmaster_updates(100, 100.0)
     (2400, 1200)
     """
-    _check(threshold=threshold, noise=noise, difficulty=difficulty)
-    least = {"ringmaster": 8 * threshold + 16 * noise, "birch": 4 * threshold + 8 * noise}
+    _check(limit=limit, noise=noise, difficulty=difficulty)
+    least = {"ringmaster": 8 * limit + 16 * noise, "birch": 4 * limit + 8 * noise}
     return ceil(_of(analysis, least) * difficulty)
 
 
 def ringmaster_time(
     seconds: Iterable[float],
-    threshold: int,
+    limit: int,
     noise: float,
     difficulty: float = 1.0,
     analysis: Analysis = "birch",
@@ -89,8 +89,8 @@ def ringmaster_time(
     >>> ringmaster_time(seconds, 100, 100.0) / optimal_time(seconds, 100.0).time_s
     24.0
     """
-    updates = ringmaster_updates(threshold, noise, difficulty, analysis)
-    return updates_time(seconds, threshold) * ceil(updates / threshold)
+    updates = ringmaster_updates(limit, noise, difficulty, analysis)
+    return updates_time(seconds, limit) * ceil(updates / limit)
 
 
 def m_sync_step_size(m: int, noise: float, smoothness: float = 1.0) -> float:
