@@ -90,12 +90,14 @@ def _short(value: float) -> float:
 
 # --- the picture ---------------------------------------------------------------------------
 
-SIZE = (960, 800)
+SIZE = (960, 748)
+# The page's own has names in quotes, which would end an attribute of the SVG.
+FONTS = "body { font-family: ui-sans-serif, -apple-system, Roboto, Arial, sans-serif }"
 SUBTEXTS = (
     "equal workers: one line for all four",
-    "the hundredth is ten times slower",
-    "the hundredth is a hundred times slower",
-    "the hundredth is ten thousand times slower",
+    "the hundredth worker takes 10 times as long",
+    "the hundredth worker takes 100 times as long",
+    "the hundredth worker takes 10,000 times as long",
 )
 
 
@@ -133,9 +135,9 @@ def _page(data: dict[str, Any], found: dict[str, Any]) -> str:
     given += f"const SUBTEXTS = {json.dumps(SUBTEXTS)};"
     drawing = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
     scripts = (part["vendor/echarts.min.js"], given, part["page/charts.js"], drawing)
-    return (
-        f"<!doctype html><meta charset='utf-8'><style>{part['page/style.css']}</style><body>"
-        + "".join(f"<script>{script}</script>" for script in scripts)
+    style = part["page/style.css"] + FONTS
+    return f"<!doctype html><meta charset='utf-8'><style>{style}</style><body>" + "".join(
+        f"<script>{script}</script>" for script in scripts
     )
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat import theory
+from offbeat import Cluster, theory
 from offbeat.theory import Power
 
+ROOT = Path(__file__).parents[1]
 Tau = Callable[[int], float]
 
 PROFILES: dict[str, Tau] = {
@@ -66,7 +71,7 @@ def test_the_times_are_those_of_the_table(
     assert theory.async_time(seconds, noise=100) == pytest.approx(asynchronous, abs=5e-5)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None)
 @given(SECONDS, NOISE)
 def test_the_best_m_is_within_the_harmonic_number_of_the_optimum(
     seconds: list[float], noise: float
@@ -78,7 +83,7 @@ def test_the_best_m_is_within_the_harmonic_number_of_the_optimum(
     assert bound <= (1 + math.log(len(seconds))) * CLOSE
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 30)), min_size=1, max_size=4), NOISE)
 def test_the_best_m_costs_at_most_as_many_times_the_optimum_as_there_are_speeds(
     groups: list[tuple[float, int]], noise: float
@@ -434,3 +439,45 @@ def test_ringmaster_needs_at_most_a_constant_times_the_optimum(
 def test_what_makes_no_sense_is_refused_in_words(call: Callable[[], object], says: str) -> None:
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         call()
+
+
+# --- the page ------------------------------------------------------------------------------
+
+
+def test_the_page_has_what_theory_says_of_the_clusters_that_it_names() -> None:
+    text, cluster = (ROOT / "docs" / "theory.md").read_text(), ""
+    rows = re.findall(r"^\| (?:`([\w-]+)`.*)? ?\| (\d+) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for name, noise, figures in rows:
+        cluster = name or cluster
+        seconds, s = [1 / speed for speed in Cluster.load(cluster).speeds], float(noise)
+        best, m = theory.optimal_time(seconds, s).time_s, theory.best_m(seconds, s)
+        times = (theory.sync_time, theory.m_sync_time, theory.async_time)
+        sync, m_sync, plain = (f"{time(seconds, s) / best:.2f}" for time in times)
+        assert figures == f"{sync} | {m_sync} ({m}) | {plain}", f"{cluster}, S = {noise}"
+
+
+def test_the_figures_of_the_picture_are_those_of_theory() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "theory_curves.json").read_text())
+    assert len(found["profiles"]) == len(PROFILES)
+    for tau, profile in zip(PROFILES.values(), found["profiles"].values(), strict=True):
+        times = profile["time_s"]
+        for at, n in enumerate(profile["n"]):
+            seconds, noise = workers(tau, n), found["noise"]
+            expected = {
+                "synchronous": theory.sync_time(seconds, noise),
+                "plain asynchronous": theory.async_time(seconds, noise),
+                "m-synchronous, best m": theory.m_sync_time(seconds, noise),
+                "optimal": theory.optimal_time(seconds, noise).time_s,
+            }
+            assert {name: times[name][at] for name in times} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["theory.svg", "theory-dark.svg"])
+def test_the_picture_says_how_many_workers_are_worth_having(name: str) -> None:
+    texts = ElementTree.parse(ROOT / "docs" / name).iter("{http://www.w3.org/2000/svg}text")
+    shown = ["".join(each.itertext()) for each in texts]
+    for tau in PROFILES.values():
+        seconds = workers(tau, 1000)
+        for m in (theory.best_m(seconds, 100), theory.optimal_time(seconds, 100).m):
+            assert f"m = {m:,}" in shown
