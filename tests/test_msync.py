@@ -10,8 +10,9 @@ from random import Random
 
 import pytest
 
-from offbeat.algorithms.msync import Choice, best_m
+from offbeat.algorithms.msync import Choice
 from offbeat.rounds import Measured
+from offbeat.theory import best_m
 
 Job = Callable[[Random, int], float]
 

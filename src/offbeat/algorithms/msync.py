@@ -18,7 +18,7 @@ Do not use when the data of slow workers differs from that of the fast: it is un
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,7 @@ from offbeat.averages import Average
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
 from offbeat.rounds import Measured, Quorum, Round, Rules
+from offbeat.theory import rounds_cost
 
 
 @dataclass(frozen=True)
@@ -101,25 +102,3 @@ _LEAST = 2  # a round of one shows no noise, and m would never change again
 _LEAST_ROUNDS = 3
 # A time that is rare and long is no change: it takes many standard errors to be one.
 _MEMORIES, _AGREES = (0.97, 0.99, 0.998), 12.0
-
-
-def rounds_cost(seconds: Sequence[float], noise: float, signal: float = 1.0) -> list[float]:
-    """T_m for m = 1..n: what reaching a target costs with the m fastest of workers so fast.
-
-    A round takes as long as its m-th fastest worker, and 1 + S/m rounds are needed, in units of
-    L Delta / epsilon. S = noise / signal is the useful number of gradients, sigma^2 / epsilon; a
-    signal of 0 is an infinite S, in other units.
-    """
-    return [time_s * (signal + noise / m) for m, time_s in enumerate(sorted(seconds), start=1)]
-
-
-def best_m(seconds: Sequence[float], noise: float) -> int:
-    """The m with the least T_m; within 1 + ln n of what any method can reach.
-
-    >>> best_m([1.0, 1.0, 1.0, 10.0], noise=100.0)
-    3
-    >>> best_m([1.0, 1.0, 1.0, 1.1], noise=100.0)
-    4
-    """
-    costs = rounds_cost(seconds, noise)
-    return costs.index(min(costs)) + 1
