@@ -262,6 +262,7 @@ METHODS: dict[str, dict[str, Make]] = {
         "eager-SGD": lambda _: offbeat.EagerSGD(),
         "WAGMA-SGD": lambda _: offbeat.WAGMASGD(period=10),
         "WAGMA-SGD, momentum averaged": lambda _: offbeat.WAGMASGD(period=10, momentum="averaged"),
+        "WAGMA-SGD, delay 1": lambda _: offbeat.WAGMASGD(period=10, delay=1),
         "WAGMA-SGD, as printed": lambda _: offbeat.WAGMASGD(period=10, **AS_PRINTED),
         "wait-free local SGD": lambda _: offbeat.WaitFreeLocalSGD(),
     },

@@ -104,6 +104,7 @@ class Opening(MicroBatch):
         self.names, self.tensors = layout.names, layout.parameters
         if moves is not None:
             self.shift = merge(layout, self.world.size == 1)
+            self.shift.statistics = len(self.buffers)
             self._own = own or self._own
         self.engine = engine(
             self.world,
