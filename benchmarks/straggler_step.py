@@ -13,6 +13,8 @@ processes, all of them at the same time: so what they pay for too few cores is i
     solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
     abs, local       WaitFreeLocalSGD(): one's own gradients at once
+    asgd             ASGD(): every gradient by itself, from one to all
+    ringmaster       RingmasterASGD(4): those that have missed fewer than 4 updates
     wagma            WAGMASGD(group=2): waits for the exchange of its own round, not for the slow
     wagma, delay     the same with delay=1: only for that of the round before
     pairs            no method, and nothing of ours: after a step, torch's all-reduce of the model
@@ -202,6 +204,8 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
     "abs, local": attached(offbeat.WaitFreeLocalSGD()),
+    "asgd": attached(offbeat.ASGD()),
+    "ringmaster": attached(offbeat.RingmasterASGD(4)),
     "wagma": attached(offbeat.WAGMASGD(group=2)),
     "wagma, delay": attached(offbeat.WAGMASGD(group=2, delay=1)),
     "pairs": pairs,

@@ -55,7 +55,7 @@ ALGORITHMS = {
         "'solo', max_staleness_rounds=2",
         "'solo', delay=1",
     ),
-    "MSyncSGD": ("2", "1", "'auto'"),
+    "MSyncSGD": ("2", "1", "'auto'", "2, top_up=True"),
     "ABSSGD": (
         "",
         "delay=0",
@@ -84,6 +84,11 @@ ALGORITHMS = {
     "DecentLaM": ("", "'star'"),
     "EDM": ("", "'lazy-star'"),
     "MomentumTracking": ("", "'ring'", "'star'"),
+    "ASGD": ("", "delay_adaptive=True", "micro_batches=2"),
+    "RingmasterASGD": ("", "2, stop='expired'", "1, stop='never'"),
+    "RennalaSGD": ("", "5", "2, stop=False"),
+    "RingleaderASGD": ("", "micro_batches=2"),
+    "RescaledASGD": ("", "max_delay=3"),
 }
 
 # They have one of their own: a scheduler that cycles the optimizer's is refused.

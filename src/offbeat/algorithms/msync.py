@@ -9,9 +9,10 @@ known as backup workers: Chen et al., arXiv 1604.00981).
         w_{k+1} <- optimizer(w_k, their mean)
         a gradient of an older w is dropped, and counted
 
-Differs from the paper: nothing can cancel a gradient that is being computed, so a late worker ends
+Differs from the paper: nothing cancels a gradient that is being computed, so a late worker ends
 it first, and misses the rounds that start meanwhile. `m="auto"` is ours; it reckons as if everyone
-began each round anew, as in the paper.
+began each round anew, as in the paper. So is `top_up=True`: who is done before the m-th goes on
+computing at w_k, and all that is there by then counts; who is not done then is stopped.
 
 Do not use when the data of slow workers differs from that of the fast: it is under-represented.
 """
@@ -22,11 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat import asynchronous
 from offbeat.algorithm import Algorithm
 from offbeat.averages import Average
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
-from offbeat.rounds import Measured, Quorum, Round, Rules
+from offbeat.rounds import Enough, Measured, Quorum, Round, Rules
 from offbeat.theory import rounds_cost
 
 
@@ -36,15 +38,30 @@ class MSyncSGD(Algorithm):
 
     m: int | float | Literal["auto"]
     """A number of workers, a fraction of them, or "auto": chosen anew from what rounds show."""
+    top_up: bool = False
+    """Have those who are done compute more gradients until m workers are: nobody waits."""
+
+    def __post_init__(self) -> None:
+        self.check_switches("top_up")
+        if self.top_up and self.m == "auto":
+            raise ValueError('top_up=True needs m as a number or a fraction, got "auto"')
 
     def check(self, size: int) -> None:
         Quorum.of(self._first(size), size, called="m")
 
     def start(self, replica: Replica) -> None:
+        if self.top_up:
+            size = replica.world.size
+            m = Quorum.of(self._first(size), size, called="m").needed
+            asynchronous.start(replica, Enough(size, workers=m), asynchronous.at_once)
+            return
         choose = Choice(replica.world.size) if self.m == "auto" else None
         replica.open(Rules(self._first(replica.world.size)), choose=choose)
 
     def step(self, replica: Replica) -> Iterator[Round]:
+        if self.top_up:
+            yield from asynchronous.step(replica)
+            return
         replica.contribute(drop_late=True)
         yield from replica.results()
 

@@ -84,7 +84,7 @@ class Opening(MicroBatch):
         merge: Callable[[Layout, bool], Shift] = Shift,
         exchange: MakeExchange = SumOverAll,
         momenta: bool = False,
-        engine: type[Engine] = Engine,
+        engine: Callable[..., Engine] = Engine,
         own: OwnStep | None = None,
         early: bool = False,
     ) -> None:
@@ -142,6 +142,10 @@ class Opening(MicroBatch):
         self.engine.begin()
         if self.means is not None:
             self.means.begin()
+
+    def compute_until(self, ends_s: float) -> bool:
+        """Let the device compute until then; say whether it was stopped before its end."""
+        return self.engine.compute_until(self.compute_began, ends_s)
 
     def changing(self) -> None:
         """A round is about to be applied."""
