@@ -92,10 +92,10 @@ class NoiseStream:
         state, total, mean = self.state, self.state["sum"], self.state["mean"]
         batch = sum(state["samples"])
         scale = NoiseScale(state["sums"])
-        enough = state["held"] >= _SHORTEST * batch
-        product = _dot(total, mean) / batch if enough else None
+        product = _dot(total, mean) / batch if state["blocks"] >= _SHORTEST else None
         scale.add(state["samples"], state["squares"], _dot(total, total) / batch**2, product)
         state["held"] = min(state["held"] + batch, self._reach(batch, scale.measured))
+        state["blocks"] += 1
         share = batch / state["held"]
         for each, its_mean in zip(total, mean, strict=True):
             its_mean.mul_(1 - share).add_(each, alpha=share / batch)
@@ -118,6 +118,7 @@ _FIRST: dict[str, Any] = {
     "sum": list,  # the block's gradients, each times its samples
     "mean": list,  # of the gradients before the block
     "held": float,  # samples that this mean stands for
+    "blocks": int,
 }
 
 
