@@ -108,7 +108,7 @@ class NoiseStream:
         longest = _LONGEST * batch / self._block
         if noise is None:
             return longest
-        return min(max(noise.scale / 2, _SHORTEST * batch), longest)
+        return min(max(noise.scale / 4, _SHORTEST * batch), longest)
 
 
 _FIRST: dict[str, Any] = {
@@ -126,7 +126,7 @@ def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """The product of two lists of vectors, in float64 but for pieces that float32 can sum up."""
     total = 0.0
     for one, other in zip(left, right, strict=True):
-        pairs = zip(one.split(_CHUNK), other.split(_CHUNK), strict=True)
+        pairs = zip(torch.split(one, _CHUNK), torch.split(other, _CHUNK), strict=True)
         wide = _wide(one)
         total += float(sum(torch.dot(a.to(wide), b.to(wide)).double() for a, b in pairs))
     return total

@@ -57,6 +57,9 @@ class MSyncSGD(Algorithm):
 class Choice:
     """m from how long rounds of the m fastest would have taken, and from the gradient's noise.
 
+    The noise is what noise_scale.py measures. A large scale is found late, but then T_m hardly
+    depends on it: what counts is the signal beside the noise of a round, and that is known soon.
+
     A round of m costs its m-th fastest time and the exchange. That time is averaged over rounds for
     each m: the m-th of the workers' average times would be too short, since it is now one who is
     slow, now another. A worker's time is what its latest gradient that came in time has taken, with
