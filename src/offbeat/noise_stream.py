@@ -7,13 +7,14 @@ all other products. So what counts is their number. N gradients, each times the 
     relative variance of s  ~  scale^2 / (d N H)  +  4 scale / (d N)
 
 The second part is the signal's own products with the noise: nobody gets below that. The first is
-why windows of a handful show nothing (a scale of 1000, d = 2000, windows of 8: 5,000 gradients for
-a standard error of a quarter), and why all earlier gradients are better: 250 are enough.
+why windows of a handful show nothing (a scale of 1000, d = 2000, windows of 8: 2,300 gradients for
+a standard error of a quarter), and why all earlier gradients are better: 150 are enough.
 So a block of gradients is multiplied with the mean of those before it, not only in itself.
 
-How far back? The point moves. With the steps of the theory, at most 1 / (4 L scale), the gradient
-changes by an eighth within scale / 2 gradients, and with H = scale / 2 the first part is as small
-as the second. Until the scale is known, H grows with every gradient.
+How far back? The point moves. With H = scale / 2 the first part is half of the second, and more
+would gain little. A mean that forgets slowly, standing for scale / 4 gradients, has the noise of so
+many. With the steps of the theory, at most 1 / (4 L scale), the gradient changes by a sixteenth
+meanwhile. Until the scale is known, the mean is over all gradients.
 
 One thing is not small. A step moves against the noise of its own gradient, so gradients that are
 computed later meet that noise again: E g_i g_j = s - step tr(Hessian x covariance). With the steps
