@@ -26,6 +26,7 @@ from typing import Literal
 from offbeat import asynchronous
 from offbeat.algorithm import Algorithm
 from offbeat.averages import Average
+from offbeat.noise_choice import of_gradients
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
 from offbeat.rounds import Enough, Measured, Quorum, Round, Rules
@@ -74,6 +75,9 @@ class MSyncSGD(Algorithm):
 class Choice:
     """m from how long rounds of the m fastest would have taken, and from the gradient's noise.
 
+    The noise is what noise_scale.py measures. A large scale is found late, but then T_m hardly
+    depends on it: what counts is the signal beside the noise of a round, and that is known soon.
+
     A round of m costs its m-th fastest time and the exchange. That time is averaged over rounds for
     each m: the m-th of the workers' average times would be too short, since it is now one who is
     slow, now another. A worker's time is what its latest gradient that came in time has taken, with
@@ -104,10 +108,8 @@ class Choice:
         exchange.add(measured.exchange_s)
         if times[0].count < _LEAST_ROUNDS:
             return self._m
-        signal, variance = 0.0, 1.0  # not known: more gradients a second are better
-        if (known := noise.measured) is not None:
-            per_worker = sum(measured.samples) / len(measured.samples)
-            signal, variance = max(known.signal, 0.0), max(known.noise, 0.0) / per_worker
+        per_worker = sum(measured.samples) / len(measured.samples)
+        signal, variance = of_gradients(noise.measured, per_worker)
         costs = rounds_cost([time.mean + exchange.mean for time in times], variance, signal)
         best = costs.index(min(costs[_LEAST - 1 :] or costs)) + 1
         if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
