@@ -165,6 +165,9 @@ def _nothing(point: Tensor) -> None:
     return None
 
 
+_Job = tuple[float, int, int]  # when its gradient comes, of which worker, and which of its jobs
+
+
 class _Server:
     """The newest parameters, who computes since when, and the heap of jobs that end."""
 
@@ -199,7 +202,7 @@ class _Server:
         self._ends_s = [inf] * size  # its gradient comes to the server; inf: it is idle
         self._came_s = [0.0] * size  # the latest one did
         self._finished: dict[int, tuple[int, float]] = {}  # jobs of a worker, their seconds
-        self._heap: list[tuple[float, int, int]] = []
+        self._heap: list[tuple[float, int, int, list[_Job]]] = []
         self._now = 0.0
         self.pending: list[float] = []
         self.keeps_moments = False
@@ -216,11 +219,11 @@ class _Server:
                     f"at virtual time {self._now:g} s nobody computes, after {found.updates} "
                     f"updates: all {self._judge.size} workers are idle, or have crashed or left"
                 )
-            moment, worker, job = heap[0]
-            if moment > until_s:
+            if heap[0][0] > until_s:
                 break
-            heappop(heap)
-            if job != jobs[worker]:
+            moment, worker, job, others = heappop(heap)
+            self._push(others)
+            if job != jobs[worker]:  # it was stopped
                 continue
             self._look(moment)
             self._now = moment
@@ -291,24 +294,32 @@ class _Server:
         """Have these begin a job now, at the newest parameters but for one who stays."""
         if not workers:
             return
-        newest, version, jobs = self._newest, self._judge.version, self._job
-        sent = []
+        version, jobs, sent = self._judge.version, self._job, []
         for worker in workers:
             jobs[worker] += 1
-            if worker != stays and self._version[worker] != version:
-                self._at[worker] = newest
+            if self._version[worker] != version and worker != stays:
+                self._at[worker] = self._newest
                 self._version[worker] = version
                 sent.append(worker)
         self.outcome.models += len(sent)
         self.outcome.sent_bytes += len(sent) * self._point.nbytes
-        begun_s, ends_s = self._begun_s, self._ends_s
         numbers = [jobs[worker] for worker in workers]
-        ends = self._costs.ends_s(workers, numbers, self._now, sent)
-        for worker, job, end_s in zip(workers, numbers, ends, strict=True):
-            begun_s[worker] = self._now
-            ends_s[worker] = end_s
-            if end_s < inf:
-                heappush(self._heap, (end_s, worker, job))
+        ends_s = self._costs.ends_s(workers, numbers, self._now, sent)
+        for worker, end_s in zip(workers, ends_s, strict=True):
+            self._begun_s[worker] = self._now
+            self._ends_s[worker] = end_s
+        self._push(sorted(zip(ends_s, workers, numbers, strict=True), reverse=True))
+
+    def _push(self, jobs: list[_Job]) -> None:
+        """Put the last of these on the heap, and with it the rest.
+
+        Most jobs of a crowd are stopped: on the heap, each would cost its logarithm.
+        """
+        while jobs:
+            end_s, worker, job = jobs.pop()
+            if job == self._job[worker] and end_s < inf:
+                heappush(self._heap, (end_s, worker, job, jobs))
+                return
 
     def _to_stop(self, verdict: Verdict) -> list[int]:
         """Whom the verdict stops; if they may choose, those for whom the rest is the longer."""
