@@ -56,18 +56,18 @@ class Row:
 
 
 ROWS = [
-    Row("Ringmaster B, lr 0.25", lambda: RingmasterASGD(6, "expired"), 0.25, 3, 16,
+    Row("Ringmaster B, lr 0.25", lambda: RingmasterASGD(6, "expired"), 0.25, 4, 16,
         (2992, 3.74e-3, 1.08e-5)),
-    Row("Ringmaster B, lr 0.20", lambda: RingmasterASGD(6, "expired"), 0.20, 3, 16,
+    Row("Ringmaster B, lr 0.20", lambda: RingmasterASGD(6, "expired"), 0.20, 4, 16,
         (2992, 4.37e-3, 1.11e-5)),
-    Row("Ringmaster A", lambda: RingmasterASGD(6, "never"), 0.25, 2, 16,
+    Row("Ringmaster A", lambda: RingmasterASGD(6, "never"), 0.25, 1, 16,
         (2820, 6.86e-3, 1.53e-5)),
     Row("Rennala", lambda: RennalaSGD(6), 1.0, 3, 16, (467, 4.81e-3, 1.44e-5), 6),
     Row("m-Sync", lambda: Enough(WORKERS, gradients=6, workers=6, once=True), 1.0, 3, 16,
         (432, 5.40e-3, 1.61e-5), 6),
     Row("Delay-Adaptive", lambda: ASGD(delay_adaptive=True), 3.2e-4, 1, 1,
         (166_033, 7.03e-2, 2.41e-3)),
-    Row("Ringmaster, stop if longer", lambda: RingmasterASGD(6, "longer"), 0.25, 2, 16, None),
+    Row("Ringmaster, stop if longer", lambda: RingmasterASGD(6, "longer"), 0.25, 1, 16, None),
 ]  # fmt: skip
 
 
@@ -202,7 +202,8 @@ def main() -> None:
         if asked.rows is None or any(part in row.name for part in asked.rows):
             rows.append(measured(row, asked.quick))
             _say(rows[-1])
-    common.write(asked.json, {"until_s": 100.0 if asked.quick else UNTIL_S, "rows": rows})
+            until_s = 100.0 if asked.quick else UNTIL_S
+            common.write(asked.json, {"until_s": until_s, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -24,12 +24,6 @@ Method = Asynchronous | Judge
 OPTIMA = torch.tensor([1.0, -1.0], dtype=torch.float64)
 
 
-def fixed(seconds: Sequence[float]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Every job of a worker takes the same."""
-    table = torch.tensor(seconds, dtype=torch.float64)
-    return lambda workers, jobs: table[workers]
-
-
 def drawn(seconds: Sequence[float], seed: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
     """Jobs take up to three times as long, as they are drawn one after the other."""
     table, draw = torch.tensor(seconds), torch.Generator().manual_seed(seed)
@@ -64,7 +58,7 @@ def ran(
         gradient,
         lambda x: SGD(x, lr=lr, momentum=momentum),
         workers=len(seconds) if workers is None else workers,  # type: ignore[arg-type]
-        seconds=seconds if callable(seconds) else fixed(seconds),
+        seconds=seconds,
         **options,  # type: ignore[arg-type]
     )
 
@@ -392,6 +386,8 @@ def test_a_crowd_without_an_end_is_refused() -> None:
         ran(ASGD(), [1.0])
     with pytest.raises(ValueError, match="the judge is for 3 workers, but there are 2"):
         ran(Enough(3), [1.0, 1.0], updates=1)
+    with pytest.raises(ValueError, match="seconds are of 3 workers, but there are 2"):
+        ran(ASGD(), [1.0, 1.0, 1.0], workers=2, updates=1)
 
 
 # --- what is computed ----------------------------------------------------------------------
@@ -465,7 +461,7 @@ def test_a_torch_model_trains_in_a_crowd_as_by_hand() -> None:
         gradient,
         lambda x: SGD(x, lr=0.1),
         workers=1,
-        seconds=fixed([1.0]),
+        seconds=[1.0],
         updates=10,
     )
     expected = torch.cat([each.detach().flatten() for each in by_hand.parameters()])

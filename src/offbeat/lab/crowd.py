@@ -103,10 +103,10 @@ def run(
 
     `optimizer` makes the server's, from its parameters, which are one flat tensor: such as
     `lambda x: SGD(x, lr=0.1)`. See `of_model` for a torch model.
-    `seconds` is a cluster, or a function that says for many jobs at once how long they take, from
-    the tensors of their workers and numbers. A network comes with the cluster, or is given, or
-    takes no time. `expected_s`, by worker, is what a job of a worker that has finished none is
-    expected to take, for `stop="longer"`; without it, such a worker goes on.
+    `seconds` is a cluster, or what a job of each worker takes, or a function that says it for many
+    jobs at once, from the tensors of their workers and numbers. A network comes with the cluster,
+    or is given, or takes no time. `expected_s`, by worker, is what a job of a worker that has
+    finished none is expected to take, for `stop="longer"`; without it, such a worker goes on.
     It ends after `until_s` virtual seconds, after so many updates, or after the update whose point
     is `done`. `value` of the point is taken at the moments `at_s`, when all that is due then has
     happened. `watch` is told of every gradient that counts and what becomes of it.

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from offbeat.clusters import Cluster
+from offbeat.clusters.device import Device
 from offbeat.clusters.network import Network
 
-Seconds = Callable[[Tensor, Tensor], Tensor]
-"""Of many jobs at once, from their workers and their numbers."""
+Seconds = Callable[[Tensor, Tensor], Tensor] | Sequence[float]
+"""Of many jobs at once, from their workers and their numbers; or by worker, always the same."""
 
 SERVER = 0
 _WORD_BYTES = 0
@@ -37,14 +38,15 @@ class Costs:
         seed: int,
     ) -> None:
         self._gone_s: dict[int, float] = {}
+        self._devices: list[Device] = []
         if isinstance(seconds, Cluster):
             cluster = seconds.resized(size)
             network = cluster.network if network is None else network
             self._gone_s = _gone_s(cluster)
             self._devices = [cluster.device(rank, seed) for rank in range(size)]
-        else:
-            self._function = seconds
-            self._devices = []
+        elif not callable(seconds) and len(seconds) != size:
+            raise ValueError(f"seconds are of {len(seconds)} workers, but there are {size}")
+        self._seconds = seconds
         self._samples = samples
         self._model_bytes = model_bytes
         self._network = None if network is None or _is_free(network) else network
@@ -75,13 +77,15 @@ class Costs:
     def _takes_s(
         self, workers: Sequence[int], jobs: Sequence[int], at_s: Sequence[float]
     ) -> list[float]:
-        if not self._devices:
-            found: list[float] = self._function(torch.tensor(workers), torch.tensor(jobs)).tolist()
+        if isinstance(self._seconds, Cluster):
+            return [
+                self._devices[each].seconds(job, self._samples, begin)
+                for each, job, begin in zip(workers, jobs, at_s, strict=True)
+            ]
+        if callable(self._seconds):
+            found: list[float] = self._seconds(torch.tensor(workers), torch.tensor(jobs)).tolist()
             return found
-        return [
-            self._devices[each].seconds(job, self._samples, begin)
-            for each, job, begin in zip(workers, jobs, at_s, strict=True)
-        ]
+        return [self._seconds[each] for each in workers]
 
 
 def _is_free(network: Network) -> bool:
