@@ -24,6 +24,7 @@ from typing import Literal
 
 from offbeat.algorithm import Algorithm
 from offbeat.averages import Average
+from offbeat.noise_choice import of_gradients
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
 from offbeat.rounds import Measured, Quorum, Round, Rules
@@ -86,10 +87,8 @@ class Choice:
         exchange.add(measured.exchange_s)
         if times[0].count < _LEAST_ROUNDS:
             return self._m
-        signal, variance = 0.0, 1.0  # not known: more gradients a second are better
-        if (known := noise.measured) is not None:
-            per_worker = sum(measured.samples) / len(measured.samples)
-            signal, variance = max(known.signal, 0.0), max(known.noise, 0.0) / per_worker
+        per_worker = sum(measured.samples) / len(measured.samples)
+        signal, variance = of_gradients(noise.measured, per_worker)
         costs = rounds_cost([time.mean + exchange.mean for time in times], variance, signal)
         best = costs.index(min(costs[_LEAST - 1 :] or costs)) + 1
         if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
