@@ -5,22 +5,26 @@
     f(x, y) = (mu x^2 + L |y|^2) / 2,   L = 1, mu = 1/20, y of 512 dimensions
 
 from y = 0 and x so far away that the squared gradient is 10 epsilon. Gradients have normal noise in
-all directions alike, of a variance sigma^2 = 100 epsilon: S = 100. Both limits of the theory bind
-here. All of the distance lies in the flat direction, so it takes some 30 / (L lr) updates. Nearly all
+all directions alike, of a variance sigma^2 = 100 epsilon: S = 100. Both limits of the theory bind.
+All of the distance lies in the flat direction, so it takes some 30 / (L lr) updates. Nearly all
 noise is in the steep ones, where one gradient at a time with a step of lr leaves a squared gradient
 of lr L sigma^2 / 2, and gradients that are stale by R updates diverge unless lr L R is about 1 or
 less. L Delta / epsilon is 100.
 
 Terms, the same for all, fixed before any result:
-- lr is c times what theory has it grow with: min(1, B/S) for a mean of B fresh gradients, 1/max(R, S)
-  for single ones that are stale by fewer than R, 1/max(n, S) for plain asynchronous SGD. c starts
-  at 1, and goes up or down by factors of 2 while that is faster.
-- What a method has to be told (B, m, R) is the best of a grid around what theory says, each with
+- lr is c times what theory has it grow with: min(1, B/S) for a mean of B fresh gradients,
+  1/max(R, S) for single ones that are stale by fewer than R, 1/max(n, S) for plain asynchronous
+  SGD. c is the fastest of 1/8, 1/4, 1/2, 1, 2 and 4.
+- What a method has to be told (B, m, R) is the fastest of a grid around what theory says, each with
   its own c. "the paper's R" is sigma^2 / epsilon.
-- R chosen online: from the noise scale that applied gradients show, lr = c / R.
+- R chosen online: by `UsefulGradients` from the noise scale that applied gradients show
+  (`NoiseStream`), between 1 and n, from n on; and lr = c / R.
 - Choices are made with one seed for noise; figures are medians of three others.
-- A run is over at the first update at which the squared gradient, without noise, is at most epsilon;
-  where every gradient is an update, every 10th is looked at.
+- A run is over at the first update at which the squared gradient, without noise, is at most
+  epsilon; where every gradient is an update, every 10th is looked at.
+
+When gradients come does not depend on noise or lr, unless R does. So a run holds all seeds and all
+values of c side by side, on one course of events, until the fastest c is there with all seeds.
 
     python benchmarks/time_to_epsilon.py [--quick] [--json FILE] [--profiles NAME ...]
 """
@@ -29,8 +33,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import common
@@ -39,9 +44,12 @@ from torch import Tensor
 from torch.optim import SGD
 
 from offbeat.algorithms import ASGD, RennalaSGD, RingmasterASGD
+from offbeat.algorithms.ringmaster import NotTooLate
 from offbeat.asynchronous import Asynchronous
 from offbeat.lab import crowd
-from offbeat.rounds import Enough, Judge
+from offbeat.noise_choice import UsefulGradients
+from offbeat.noise_stream import NoiseStream
+from offbeat.rounds import Enough, Judge, Ticket, Verdict
 
 WORKERS = 1000
 S = 100.0  # sigma^2 / epsilon; epsilon is 1, and so is L
@@ -49,8 +57,8 @@ FLAT = 1 / 20
 STEEP_DIMENSIONS = 512
 FIRST_SQUARE = 10.0
 LOOK_EVERY = 10
-MOST_UPDATES = 200_000
-TUNING_SEED, SEEDS = 0, (1, 2, 3)
+SEEDS = 4  # the first is for choices
+STEPS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 
 PROFILES: dict[str, Callable[[int], float]] = {
     "1": lambda i: 1.0,
@@ -60,6 +68,7 @@ PROFILES: dict[str, Callable[[int], float]] = {
 }
 CURVATURES = torch.tensor([FLAT] + [1.0] * STEEP_DIMENSIONS)
 START = torch.tensor([math.sqrt(FIRST_SQUARE) / FLAT] + [0.0] * STEEP_DIMENSIONS)
+NOISE = math.sqrt(S / len(START))
 DIFFICULTY = 0.5 * FLAT * START[0].item() ** 2  # L Delta / epsilon
 
 
@@ -77,61 +86,113 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Reached:
-    """How long it took, if it got there."""
+    """When the fastest c got there, with each seed; the last run's figures."""
 
-    seconds: float = math.inf
+    c: float = 1.0
+    seconds: tuple[float, ...] = (math.inf,)
     updates: int = 0
     gradients: int = 0
     models: int = 0
-    c: float = 1.0
 
 
-def run(who: Contestant, tau: list[float], c: float, seed: int, until_s: float) -> Reached:
-    """One run to epsilon, given up after `until_s` or when it diverges."""
-    times = torch.tensor(tau, dtype=torch.float64)
-    draw = torch.Generator().manual_seed(seed)
-    size = math.sqrt(S / len(START))
-    looked, reached = 0, False
+class Race:
+    """Points side by side, by c and seed, on one course of events; and who is there when."""
 
-    def gradient(point: Tensor, worker: int, job: int) -> Tensor:
-        return (CURVATURES * point).add_(torch.randn(len(point), generator=draw), alpha=size)
+    def __init__(self, steps: Sequence[float], seeds: Sequence[int], look_every: int) -> None:
+        self.steps = torch.tensor(steps).view(-1, 1, 1)
+        self.start = START.repeat(len(steps), len(seeds), 1)
+        self._draws = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._look_every = look_every
+        self._updates = 0
+        self.there = torch.full(self.start.shape[:2], math.inf)  # after how many updates
+        self.winner: int | None = None
 
-    def done(point: Tensor) -> bool:
-        nonlocal looked, reached
-        looked += 1
-        if who.every_gradient and looked % LOOK_EVERY:
+    def gradient(self, point: Tensor, worker: int, job: int) -> Tensor:
+        noise = torch.stack([torch.randn(len(START), generator=each) for each in self._draws])
+        return (CURVATURES * point).add_(noise, alpha=NOISE).mul_(self.steps)
+
+    def done(self, point: Tensor) -> bool:
+        """Whether the fastest c for the first seed is there with all others, too."""
+        self._updates += 1
+        if self._updates % self._look_every:
             return False
-        square = (CURVATURES * point).square_().sum().item()
-        reached = square <= 1.0
-        return reached or not square < 100 * FIRST_SQUARE
+        square = (CURVATURES * point).square_().sum(2)
+        new = (square <= 1.0) & (self.there == math.inf)
+        self.there[new] = float(self._updates)
+        if self.winner is None and new[:, 0].any():
+            self.winner = int(new[:, 0].nonzero()[-1])
+        if self.winner is None:
+            return not bool((square[:, 0] < 100 * FIRST_SQUARE).any())  # all have diverged
+        return bool((self.there[self.winner] < math.inf).all())
+
+
+def run(who: Contestant, tau: list[float], until_s: float) -> Reached:
+    """One course of events, given up if the first seed is not there by `until_s`."""
+    race = Race(STEPS, range(SEEDS), LOOK_EVERY if who.every_gradient else 1)
+
+    def go(until_s: float) -> crowd.Outcome:
+        return crowd.run(
+            who.make(),
+            race.start,
+            race.gradient,
+            lambda x: SGD(x, lr=who.lr),
+            seconds=tau,
+            workers=len(tau),
+            until_s=until_s,
+            updates=8 * 30 / who.lr / min(STEPS),
+            done=race.done,
+            moments=True,
+        )
+
+    found = go(until_s)
+    if race.winner is None:
+        return Reached()
+    seconds = [
+        found.moments_s[int(each) - 1] if each < math.inf else math.inf
+        for each in race.there[race.winner].tolist()
+    ]
+    return Reached(STEPS[race.winner], tuple(seconds), found.updates, found.gradients, found.models)
+
+
+def run_online(c: float, tau: list[float], seed: int, until_s: float) -> Reached:
+    """R from the noise that gradients show: each run has its own course of events."""
+    race = Race([c], [seed], LOOK_EVERY)
+    stream = NoiseStream()
+    judge = Online(len(tau), max_delay="auto", stops=True)
+
+    def watch(judge_: Judge, gradient: Tensor, ticket: Ticket, verdict: Verdict) -> None:
+        stream.add(gradient / c)
+        judge.hear(stream)
 
     found = crowd.run(
-        who.make(),
-        START,
-        gradient,
-        lambda x: SGD(x, lr=c * who.lr),
+        judge,
+        race.start,
+        race.gradient,
+        lambda x: SGD(x, lr=1.0),
+        seconds=tau,
         workers=len(tau),
-        seconds=lambda workers, jobs: times[workers],
         until_s=until_s,
-        updates=MOST_UPDATES,
-        done=done,
+        updates=8 * 30 * len(tau) / c,
+        done=race.done,
+        watch=watch,
     )
-    if not reached:
-        return Reached()
-    return Reached(found.seconds, found.updates, found.gradients, found.models, c)
+    seconds = found.seconds if race.winner is not None else math.inf
+    return Reached(c, (seconds,), found.updates, found.gradients, found.models)
 
 
-def tuned(who: Contestant, tau: list[float], until_s: float = math.inf) -> Reached:
-    """With the best c: from 1 on, up or down by factors of 2 while that is faster."""
-    best = run(who, tau, 1.0, TUNING_SEED, until_s)
-    for factor in (2.0, 0.5):
-        while True:
-            limit_s = min(best.seconds, until_s)
-            other = run(who, tau, best.c * factor, TUNING_SEED, limit_s)
-            if other.seconds >= best.seconds:
-                break
-            best = other
-    return best
+class Online(NotTooLate):
+    """R as many gradients as are of use, by what is measured; steps in proportion to 1/R."""
+
+    def __init__(self, size: int, max_delay: str, stops: bool) -> None:
+        super().__init__(size, max_delay, stops)
+        self._choice = UsefulGradients(most=size)
+
+    def hear(self, stream: NoiseStream) -> None:
+        """Choose R anew, from all that was applied."""
+        self.limit = self._choice(stream.measured)
+
+    def judge(self, ticket: Ticket) -> Verdict:
+        return replace(super().judge(ticket), scale=1 / self.limit)
 
 
 # --- who takes part ------------------------------------------------------------------------
@@ -220,25 +281,43 @@ def measured(name: str, grid: list[Contestant], tau: list[float]) -> dict[str, A
     """The best of a grid, and how long it takes with other seeds."""
     best, chosen = Reached(), grid[0]
     for who in grid:
-        found = tuned(who, tau, best.seconds)
-        if found.seconds < best.seconds:
+        # Some more than the fastest so far: the other seeds of a faster one may be slower.
+        found = run(who, tau, 1.5 * best.seconds[0])
+        if found.seconds[0] < best.seconds[0]:
             best, chosen = found, who
-    runs = [run(chosen, tau, best.c, seed, 20 * best.seconds) for seed in SEEDS]
-    seconds = statistics.median(each.seconds for each in runs)
+    return _row(name, best, chosen.setting, best.c * chosen.lr, tau)
+
+
+def measured_online(tau: list[float]) -> dict[str, Any]:
+    """The best c, and how long it takes with other seeds."""
+    best = Reached()
+    for c in STEPS[::-1]:
+        found = run_online(c, tau, 0, best.seconds[0])
+        if found.seconds[0] < best.seconds[0]:
+            best = found
+    runs = [run_online(best.c, tau, seed, math.inf) for seed in range(1, SEEDS)]
+    seconds = (best.seconds[0], *(each.seconds[0] for each in runs))
+    return _row("Ringmaster, R online", replace(runs[0], seconds=seconds), None, None, tau)
+
+
+def _row(
+    name: str, best: Reached, setting: int | None, lr: float | None, tau: list[float]
+) -> dict[str, Any]:
+    seconds = statistics.median(best.seconds[1:] or (math.inf,))
     unit_s = optimal(tau) * DIFFICULTY
     least = theory(tau).get(name)
     return {
         "method": name,
-        "setting": chosen.setting,
+        "setting": setting,
         "c": best.c,
-        "lr": best.c * chosen.lr,
+        "lr": lr,
         "seconds": seconds,
-        "seconds_of_each": [each.seconds for each in runs],
+        "seconds_of_each": best.seconds[1:],
         "over_optimal": seconds / unit_s,
         "theory_over_optimal": None if least is None else least / optimal(tau),
-        "updates": statistics.median(each.updates for each in runs),
-        "gradients": statistics.median(each.gradients for each in runs),
-        "models": statistics.median(each.models for each in runs),
+        "updates": best.updates,
+        "gradients": best.gradients,
+        "models": best.models,
     }
 
 
@@ -250,8 +329,12 @@ def main() -> None:
     n, rows = 100 if asked.quick else WORKERS, []
     for profile in asked.profiles:
         tau = [PROFILES[profile](i) for i in range(1, n + 1)]
-        for name, grid in everybody(tau, asked.quick).items():
-            row = {"profile": profile, "workers": n, **measured(name, grid, tau)}
+        runs = {
+            name: partial(measured, name, grid, tau)
+            for name, grid in everybody(tau, asked.quick).items()
+        }
+        for name, go in {**runs, "Ringmaster, R online": partial(measured_online, tau)}.items():
+            row = {"profile": profile, "workers": n, **go()}
             rows.append(row)
             theirs = row["theory_over_optimal"]
             print(
