@@ -6,7 +6,7 @@ from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
 from offbeat.rounds.gossip import Gossip
 from offbeat.rounds.groups import Groups, SumInGroups
 from offbeat.rounds.header import Header
-from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Ticket, Verdict
+from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Then, Ticket, Verdict
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
@@ -49,6 +49,7 @@ __all__ = [
     "Rules",
     "SumInGroups",
     "SumOverAll",
+    "Then",
     "Ticket",
     "Verdict",
     "agree",
