@@ -1,6 +1,6 @@
 """Data-parallel training that does not wait for the slowest worker."""
 
-from offbeat import errors
+from offbeat import errors, theory
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import (
     ABSSGD,
@@ -72,5 +72,6 @@ __all__ = [
     "partial_all_reduce",
     "rank",
     "run",
+    "theory",
     "world_size",
 ]

@@ -146,8 +146,8 @@ class Attachment(Attached):
         model, loggers, schedulers. Use the model that it is given. It holds what all workers agree
         on after that round, and is another than your own where a round is applied in the
         background, while your program waits in a collective of its own. Where models are averaged
-        in groups or mixed among neighbours, nobody knows what all are together: it is this
-        worker's own.
+        in groups (`WAGMASGD`) or mixed among neighbours (`DPSGD` and its like), nobody knows what
+        all are together: it is this worker's own, as it is now, and differs from the others'.
         """
         return self._followers.add(follower)
 

@@ -19,16 +19,18 @@ Do not use when the data of slow workers differs from that of the fast: it is un
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from offbeat import asynchronous
 from offbeat.algorithm import Algorithm
 from offbeat.averages import Average
+from offbeat.noise_choice import of_gradients
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
 from offbeat.rounds import Enough, Measured, Quorum, Round, Rules
+from offbeat.theory import rounds_cost
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class MSyncSGD(Algorithm):
 class Choice:
     """m from how long rounds of the m fastest would have taken, and from the gradient's noise.
 
+    The noise is what noise_scale.py measures. A large scale is found late, but then T_m hardly
+    depends on it: what counts is the signal beside the noise of a round, and that is known soon.
+
     A round of m costs its m-th fastest time and the exchange. That time is averaged over rounds for
     each m: the m-th of the workers' average times would be too short, since it is now one who is
     slow, now another. A worker's time is what its latest gradient that came in time has taken, with
@@ -103,10 +108,8 @@ class Choice:
         exchange.add(measured.exchange_s)
         if times[0].count < _LEAST_ROUNDS:
             return self._m
-        signal, variance = 0.0, 1.0  # not known: more gradients a second are better
-        if (known := noise.measured) is not None:
-            per_worker = sum(measured.samples) / len(measured.samples)
-            signal, variance = max(known.signal, 0.0), max(known.noise, 0.0) / per_worker
+        per_worker = sum(measured.samples) / len(measured.samples)
+        signal, variance = of_gradients(noise.measured, per_worker)
         costs = rounds_cost([time.mean + exchange.mean for time in times], variance, signal)
         best = costs.index(min(costs[_LEAST - 1 :] or costs)) + 1
         if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
@@ -118,25 +121,3 @@ _LEAST = 2  # a round of one shows no noise, and m would never change again
 _LEAST_ROUNDS = 3
 # A time that is rare and long is no change: it takes many standard errors to be one.
 _MEMORIES, _AGREES = (0.97, 0.99, 0.998), 12.0
-
-
-def rounds_cost(seconds: Sequence[float], noise: float, signal: float = 1.0) -> list[float]:
-    """T_m for m = 1..n: what reaching a target costs with the m fastest of workers so fast.
-
-    A round takes as long as its m-th fastest worker, and 1 + S/m rounds are needed, in units of
-    L Delta / epsilon. S = noise / signal is the useful number of gradients, sigma^2 / epsilon; a
-    signal of 0 is an infinite S, in other units.
-    """
-    return [time_s * (signal + noise / m) for m, time_s in enumerate(sorted(seconds), start=1)]
-
-
-def best_m(seconds: Sequence[float], noise: float) -> int:
-    """The m with the least T_m; within 1 + ln n of what any method can reach.
-
-    >>> best_m([1.0, 1.0, 1.0, 10.0], noise=100.0)
-    3
-    >>> best_m([1.0, 1.0, 1.0, 1.1], noise=100.0)
-    4
-    """
-    costs = rounds_cost(seconds, noise)
-    return costs.index(min(costs)) + 1

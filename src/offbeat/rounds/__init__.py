@@ -6,7 +6,7 @@ from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
 from offbeat.rounds.gossip import Gossip
 from offbeat.rounds.groups import Groups, SumInGroups
 from offbeat.rounds.header import Header
-from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Ticket, Verdict
+from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Then, Ticket, Verdict
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.means import Means
 from offbeat.rounds.neighbours import Neighbours
@@ -17,6 +17,7 @@ from offbeat.rounds.rates import Rates
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.standalone import Partial, partial_all_reduce
 from offbeat.rounds.start import Measured, Rules
+from offbeat.rounds.state import Land
 from offbeat.rounds.turns import GivesUp
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Groups",
     "Header",
     "Judge",
+    "Land",
     "Layout",
     "MakeExchange",
     "Means",
@@ -47,6 +49,7 @@ __all__ = [
     "Rules",
     "SumInGroups",
     "SumOverAll",
+    "Then",
     "Ticket",
     "Verdict",
     "agree",

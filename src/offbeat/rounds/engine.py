@@ -265,7 +265,7 @@ class Engine(Presence):
     @property
     def launched(self) -> int:
         """How many have been."""
-        return self._exchange.launched
+        return len(self._exchange.launches or ())
 
     def apart(self) -> Pile:
         """The pile to launch buckets of, which can be filled anew."""
@@ -273,7 +273,8 @@ class Engine(Presence):
 
     def launch(self, not_before: float | None) -> None:
         """Launch the next bucket of the pile."""
-        self._exchange.launch(self.piles.growing, not_before)
+        assert self._exchange.launches is not None, "opened with early=True"
+        self._exchange.launches.launch(self.piles.growing, not_before)
 
     # --- results ---------------------------------------------------------------------------
 

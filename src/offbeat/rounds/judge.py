@@ -53,6 +53,8 @@ class Verdict:
     """Whether its worker goes on from the newest parameters, and not from those that it has."""
     stopped: Collection[int] = ()
     """Who else is to leave what it computes, and begin anew from the newest parameters."""
+    idle: bool = False
+    """Whether its worker does nothing until a later verdict has it begin anew."""
 
 
 DROPPED = Verdict(into=None)
@@ -117,7 +119,10 @@ class Expiry:
 
     def restarts(self, worker: int, version: int) -> None:
         """It begins at that version, whatever it was doing."""
-        self._computing[self._since[worker]].discard(worker)
+        before = self._since[worker]
+        self._computing[before].discard(worker)
+        if not self._computing[before]:
+            del self._computing[before]  # where nothing expires, this would grow without end
         self._since[worker] = version
         self._computing.setdefault(version, set()).add(worker)
 
@@ -129,7 +134,8 @@ class Expiry:
             self._oldest += 1
         for worker in found:
             self._since[worker] = version
-        self._computing.setdefault(version, set()).update(found)
+        if found:
+            self._computing.setdefault(version, set()).update(found)
         return sorted(found)
 
 
@@ -141,16 +147,24 @@ def _plain(value: Any) -> Any:
 class Enough(Judge):
     """Gradients of the newest parameters are added up until there are enough; late ones dropped.
 
-    Enough: so many `gradients`, and of so many `workers`.
+    Enough: so many `gradients`, and of so many `workers`. `once`: a worker that has given one
+    waits for the next version; otherwise it gives another of this one.
     """
 
     def __init__(
-        self, size: int, *, gradients: int = 1, workers: int = 1, stops: bool = True
+        self,
+        size: int,
+        *,
+        gradients: int = 1,
+        workers: int = 1,
+        stops: bool = True,
+        once: bool = False,
     ) -> None:
         super().__init__(size)
         self.gradients = gradients
         self.workers = workers
         self._stops = stops
+        self._once = once
         self._samples = 0.0
         self._count = 0
         self._whose: set[int] = set()
@@ -162,7 +176,7 @@ class Enough(Judge):
         self._samples += ticket.samples
         self._count += 1
         self._whose.add(ticket.worker)
-        return self._updated(ticket.worker) if self._is_enough() else Verdict()
+        return self._updated(ticket.worker) if self._is_enough() else Verdict(idle=self._once)
 
     def leaves(self, worker: int) -> Sequence[Verdict]:
         self._left.add(worker)
@@ -176,8 +190,14 @@ class Enough(Judge):
         return self._count >= self.gradients and len(self._whose) >= min(self.workers, most)
 
     def _updated(self, worker: int) -> Verdict:
+        others = self._others(worker)
         divisor, self._samples, self._count = self._samples, 0.0, 0
         self._whose.clear()
         self.version += 1
-        others = [each for each in range(self.size) if each != worker] if self._stops else ()
         return Verdict(update=True, divisor=divisor, stopped=others)
+
+    def _others(self, worker: int) -> list[int]:
+        """Who begins anew with an update, but for the worker that has brought it."""
+        if self._stops:
+            return [each for each in range(self.size) if each != worker]
+        return sorted(self._whose - {worker}) if self._once else []
