@@ -483,3 +483,42 @@ def test_momentum_that_late_gradients_make_unstable_is_named_once(
     if says:
         assert "7 updates late" in said[0]
         assert "0.0158 / curvature; without momentum up to 0.209" in said[0]
+
+
+# --- choosing by the noise -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "algorithm", [offbeat.RingmasterASGD(stop="never"), offbeat.RennalaSGD()], ids=str
+)
+@pytest.mark.parametrize("noise", [0.0, 30.0])
+def test_the_limit_and_the_batch_follow_the_noise_of_gradients(
+    algorithm: Any, noise: float
+) -> None:
+    """All workers judge alike meanwhile, or they would hang."""
+
+    def worker() -> Any:
+        x = nn.Parameter(torch.ones(200))
+        opt = torch.optim.SGD([x], lr=1e-5)
+        model = nn.Module()
+        model.x = x
+        draw = torch.Generator().manual_seed(offbeat.rank())
+        with offbeat.attach(model, opt, algorithm) as dp:
+            judge = dp._replica.engine._judge
+            for _ in range(60):
+                opt.zero_grad()
+                (x @ (1.0 + noise * torch.randn(200, generator=draw))).backward()
+                opt.step()
+        return judge.limit if isinstance(algorithm, offbeat.RingmasterASGD) else judge.gradients
+
+    chosen = offbeat.run(worker, THREE).results
+    assert len(set(chosen)) == 1
+    if noise == 0.0:
+        assert chosen[0] == 1
+    else:
+        assert chosen[0] >= 3
+
+
+@pytest.mark.parametrize("algorithm", [offbeat.RingmasterASGD(), offbeat.RennalaSGD()], ids=str)
+def test_what_was_measured_resumes_bit_for_bit(algorithm: offbeat.Algorithm) -> None:
+    resumes_bit_for_bit(algorithm, THREE, half=20)

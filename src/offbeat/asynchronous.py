@@ -11,16 +11,20 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from offbeat.algorithm import Algorithm
+from offbeat.noise_choice import UsefulGradients
+from offbeat.noise_stream import NoiseStream
 from offbeat.replica import Replica
-from offbeat.rounds import GivesUp, Judge, Queue, Round, Rules
+from offbeat.rounds import GivesUp, Judge, Queue, Round, Rules, Watches
 
 logger = logging.getLogger("offbeat")
 
@@ -44,13 +48,17 @@ class Asynchronous(Algorithm):
         """Whether a worker leaves a gradient that would come too late."""
         return at_once
 
+    def watches(self, size: int) -> Watches | None:
+        """What measures gradients for the judge to learn from, if anything is to be chosen."""
+        return None
+
     def delay(self, size: int) -> int:
         """Updates that a gradient misses as a rule, with so many workers equally fast."""
         return size - 1
 
     def start(self, replica: Replica) -> None:
         size = replica.world.size
-        start(replica, self.judge(size), self.gives_up)
+        start(replica, self.judge(size), self.gives_up, self.watches(size))
         if replica.world.rank == 0:
             warn_of_momentum(replica.optimizer, type(self).__name__, self.delay(size))
 
@@ -58,10 +66,13 @@ class Asynchronous(Algorithm):
         yield from self.rounds(replica, step(replica, self.micro_batches))
 
 
-def start(replica: Replica, judge: Judge, gives_up: GivesUp) -> None:
+def start(
+    replica: Replica, judge: Judge, gives_up: GivesUp, watches: Watches | None = None
+) -> None:
     """Have every gradient come by itself, from now on."""
     replica.open(Rules("solo"), engine=partial(Queue, judge, gives_up))
-    cast(Queue, replica.engine).judged = replica.judged
+    queue = cast(Queue, replica.engine)
+    queue.judged, queue.watches = replica.judged, watches
 
 
 def step(replica: Replica, micro_batches: int = 1) -> Iterator[Round]:
@@ -74,6 +85,29 @@ def step(replica: Replica, micro_batches: int = 1) -> Iterator[Round]:
     replica.contribute(arrive=whole)
     if whole:
         yield from replica.results()
+
+
+class Useful:
+    """How many gradients are worth being averaged, by the noise that they show."""
+
+    def __init__(self, size: int, most: int) -> None:
+        self._stream = NoiseStream(block=max(size, 2))
+        self._choice = UsefulGradients(most=most, first=size)
+
+    def see(self, gradient: Sequence[Tensor], samples: float) -> float:
+        """Take one; what is of use by now."""
+        self._stream.add(gradient, samples)
+        return float(self._choice(self._stream.measured, samples))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return deepcopy({"stream": self._stream.state, "choice": vars(self._choice)})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+        state = deepcopy(state)
+        self._stream.state.update(state["stream"])
+        vars(self._choice).update(state["choice"])
 
 
 # --- who leaves a gradient before its end ------------------------------------------------------

@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.asynchronous import Asynchronous
-from offbeat.rounds import Enough, Judge
+from offbeat.asynchronous import Asynchronous, Useful
+from offbeat.rounds import Enough, Judge, Watches
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RennalaSGD(Asynchronous):
     """The first B gradients of every version, whosever they are."""
 
     batch: int | Literal["auto"] = "auto"
-    """B: gradients in an update."""
+    """B: gradients in an update. "auto": as many as there are workers, then by their noise."""
     stop: bool = True
     """Leave a gradient of an older version at once, and begin anew."""
 
@@ -45,5 +45,11 @@ class RennalaSGD(Asynchronous):
         batch = size if self.batch == "auto" else self.batch
         return Enough(size, gradients=batch, stops=self.stop)
 
+    def watches(self, size: int) -> Watches | None:
+        return Useful(size, most=_MOST * size) if self.batch == "auto" and size > 1 else None
+
     def delay(self, size: int) -> int:
         return 0
+
+
+_MOST = 64  # gradients of each worker in a batch

@@ -28,8 +28,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.asynchronous import Asynchronous, at_once, if_longer
-from offbeat.rounds import DROPPED, Expiry, GivesUp, Judge, Ticket, Verdict
+from offbeat.asynchronous import Asynchronous, Useful, at_once, if_longer
+from offbeat.rounds import DROPPED, Expiry, GivesUp, Judge, Ticket, Verdict, Watches
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class RingmasterASGD(Asynchronous):
     """Every gradient that has missed fewer updates than a limit."""
 
     max_delay: int | float | Literal["auto"] = "auto"
-    """R: what has missed as many updates, or more, is left out; `math.inf` for none."""
+    """R: what has missed as many updates, or more, is left out; `math.inf` for none. "auto": the
+    number of workers, or fewer, where gradients show little noise."""
     stop: Literal["never", "expired", "longer"] = "longer"
     """Who leaves a gradient that would come too late: nobody, everybody, or whom it saves time."""
 
@@ -52,6 +53,9 @@ class RingmasterASGD(Asynchronous):
 
     def judge(self, size: int) -> Judge:
         return NotTooLate(size, self.max_delay, self.stop != "never")
+
+    def watches(self, size: int) -> Watches | None:
+        return Useful(size, most=size) if self.max_delay == "auto" and size > 1 else None
 
     @property
     def gives_up(self) -> GivesUp:
@@ -72,6 +76,10 @@ class NotTooLate(Judge):
         super().__init__(size)
         self.limit = float(size) if isinstance(max_delay, str) else max_delay
         self._expiry = Expiry(size) if stops else None
+
+    def learn(self, scale: float) -> None:
+        """As many updates late as gradients are worth being averaged."""
+        self.limit = scale
 
     def judge(self, ticket: Ticket) -> Verdict:
         if self.delay(ticket) >= self.limit:

@@ -18,7 +18,7 @@ from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.standalone import Partial, partial_all_reduce
 from offbeat.rounds.start import Measured, Rules
 from offbeat.rounds.state import Land
-from offbeat.rounds.turns import GivesUp
+from offbeat.rounds.turns import GivesUp, Watches
 
 __all__ = [
     "DROPPED",
@@ -52,6 +52,7 @@ __all__ = [
     "Then",
     "Ticket",
     "Verdict",
+    "Watches",
     "agree",
     "partial_all_reduce",
 ]

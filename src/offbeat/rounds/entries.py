@@ -35,6 +35,8 @@ class Entry:
     """It asks that all end their loops."""
     bad: int | None = None
     """The parameter whose gradient is not finite."""
+    useful: float = 0.0
+    """How many gradients are worth being averaged, as this worker has measured; 0: not known."""
     rates: tuple[float, ...] = ()
     """What its param groups hold: see rates.py."""
     unused: tuple[int, ...] = ()

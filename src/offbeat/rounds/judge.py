@@ -170,6 +170,10 @@ class Enough(Judge):
         self._whose: set[int] = set()
         self._left: set[int] = set()
 
+    def learn(self, scale: float) -> None:
+        """So many gradients are enough."""
+        self.gradients = int(scale)
+
     def judge(self, ticket: Ticket) -> Verdict:
         if self.delay(ticket):
             return DROPPED

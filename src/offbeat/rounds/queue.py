@@ -99,6 +99,7 @@ class Queue(Turns):
             made=made,
             ends=self._ends,
             bad=pile.bad_parameter,
+            useful=self._useful,
             rates=self._rates,
             unused=tuple(number for number, used in enumerate(pile.used) if not used),
         )
@@ -208,6 +209,8 @@ class Queue(Turns):
             "means": [each.state_dict() for each in self._means],
             "made_by_all": self._made_by_all,
             "recent_s": list(self._recent_s),
+            "watches": None if self.watches is None else self.watches.state_dict(),
+            "useful": self._useful,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -222,3 +225,6 @@ class Queue(Turns):
                 mean.load_state_dict(saved)
             self._made_by_all = state["made_by_all"]
             self._recent_s.extend(state["recent_s"])
+            self._useful = state["useful"]
+            if self.watches is not None:
+                self.watches.load_state_dict(state["watches"])

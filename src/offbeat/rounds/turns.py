@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor
 
 from offbeat.rounds import entries, roll
 from offbeat.rounds.engine import Arrival, Engine
@@ -29,12 +31,26 @@ GivesUp = Callable[[float, float | None, float], bool]
 those that one usually takes; says whether to leave it, though it is not done."""
 
 
+class Watches(Protocol):
+    """Measures gradients as they come."""
+
+    def see(self, gradient: Sequence[Tensor], samples: float) -> float:
+        """Take one, the mean over so many samples; how many are worth being averaged, or 0."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+
+
 class Turns(Engine):
     """The background's half of a queue of gradients."""
 
     __slots__ = (
         *("_asked_to_end", "_bad", "_base", "_fresh", "_gives_up", "_judge", "_made_by_all"),
         *("_means", "_outcomes", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
+        *("_useful", "watches"),
     )
 
     def __init__(
@@ -53,6 +69,9 @@ class Turns(Engine):
         self._recent_s: deque[float] = deque(maxlen=16)  # what micro-batches have taken
         self.judged: Callable[[Arrival, float], None] | None = None
         """Hears what has become of a gradient of so many samples; called by the program."""
+        self.watches: Watches | None = None
+        """Sees every gradient that counts; its numbers go into checkpoints."""
+        self._useful = 0.0  # what it has said last
         self._roll = roll.Roll(world.size)
         self._sums = [Sum(world.size) for _ in range(judge.sums)]
         self._means = [Mean(layout) for _ in range(judge.sums)] if judge.averages else []
@@ -96,6 +115,8 @@ class Turns(Engine):
             self._log_bad(entry, entry.bad, pile)
             self._had_its_turn(entry, Verdict(), dropped=False)
             return
+        if entry.useful:  # one worker's word, heard by all: they need not measure the same bits
+            self._judge.learn(entry.useful)
         late = self._judge.delay(entry.ticket) > 0
         verdict = self._judge.judge(entry.ticket)
         began_s = self._world.now()
@@ -107,6 +128,10 @@ class Turns(Engine):
                 self._means[verdict.into].add(pile)
             if self._world.size > 1:
                 cast(FromOneToAll, self._exchange).exchange(pile, entry.worker)
+            if self.watches is not None:
+                share = entry.samples / pile.unit
+                mean = [body / share for body in pile.flats.bodies]
+                self._useful = self.watches.see(mean, entry.samples)
             with self._state:
                 self._sums[verdict.into].add(entry, pile, self.piles)
         self._carry_out(verdict, began_s)
