@@ -228,3 +228,13 @@ class Queue(Turns):
             self._useful = state["useful"]
             if self.watches is not None:
                 self.watches.load_state_dict(state["watches"])
+        self._await_others()
+
+    def _await_others(self) -> None:
+        """Nobody's gradient may come before all have loaded: their judges would not know of it."""
+        control, key = self._world.control, f"{self._place}/loaded"
+        loaded = control.add(key, 1)
+        time = (loaded - 1) // self._world.size
+        if loaded % self._world.size == 0:
+            control.set(f"{key}/{time}", b"1")
+        control.wait(f"{key}/{time}")
