@@ -520,6 +520,7 @@ def test_the_shipped_clusters_load_and_describe_themselves() -> None:
         "eager-cifar-8",
         "eager-hyperplane-8",
         "half-speed-4",
+        "mixed-4",
         "noisy-neighbours-16",
         "text-8",
         "two-slow-of-eight",

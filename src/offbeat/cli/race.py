@@ -80,6 +80,7 @@ def race(
         int | None,
         typer.Option(min=1, help="How many; 5 in virtual time, else 1.", show_default=False),
     ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     rates: Annotated[
         str,
         typer.Option(
@@ -138,6 +139,7 @@ def race(
             until=until,
             target=target,
             seeds=seeds,
+            first_seed=first_seed,
             rates=rates,
             trials=trials,
             every=every,

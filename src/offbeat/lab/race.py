@@ -60,6 +60,7 @@ class Race:
     """Tries of each contestant, of a learning rate and a size."""
     step_samples: float
     """Of a micro-batch, on average."""
+    first_seed: int = 0
     command: str = ""
 
     @classmethod
@@ -73,6 +74,7 @@ class Race:
         until: str | None = None,
         target: str | None = None,
         seeds: int | None = None,
+        first_seed: int = 0,
         rates: str = "1,2,4",
         trials: int = tuning.TRIALS,
         workers: int | None = None,
@@ -86,8 +88,11 @@ class Race:
         sized = loaded if workers is None else loaded.resized(workers)
         contestants.check(chosen, sized.workers)
         count = _SEEDS[world] if seeds is None else seeds
-        if not 1 <= count <= tuning.SEED:
-            raise ValueError(f"seeds must be between 1 and {tuning.SEED}, got {count}")
+        if count < 1 or not 0 <= first_seed <= first_seed + count <= tuning.SEED:
+            raise ValueError(
+                f"seeds must be between 0 and {tuning.SEED - 1}, got {count} of them from "
+                f"{first_seed} on"
+            )
         factors = tuning.parse_rates(rates) if found.target else (1.0,)
         tuning.check(factors, trials)
         goal = found.target if target is None else Target.parse(target)
@@ -117,8 +122,14 @@ class Race:
             factors,
             trials,
             step_samples,
+            first_seed,
             command,
         )
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds that race."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def unit(self) -> str:

@@ -68,7 +68,7 @@ def _race_on(
     race: Race, tuned: list[Contestant], show: Progress, sink: Sink | None, standings: Standings
 ) -> None:
     with Virtual() if race.world == "virtual" else Real(race.cluster.workers) as runner:
-        for seed in range(race.seeds):
+        for seed in race.seed_numbers:
             for contestant in tuned:
                 result = race.one(runner, contestant, seed, show, sink)
                 standings.results.append(result)
@@ -125,7 +125,7 @@ def _work_off(
                 number = tuning.pop(future)
                 tuned[number] = future.result()
                 _say_tuned(show, tuned[number])
-                seeds = range(race.seeds if race.world == "virtual" else 0)
+                seeds = race.seed_numbers if race.world == "virtual" else ()
                 for place in [(seed, number) for seed in seeds]:
                     path = None if folder is None else _file(folder, place)
                     call = crew.submit(_raced, race, tuned[number], place[0], path)
