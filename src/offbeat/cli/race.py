@@ -147,7 +147,7 @@ def race(
             command=command,
         )
         outputs.open(json, report, records)
-        status = _run(chosen, outputs, command, jobs or _cores())
+        status = _run(chosen, outputs, command, jobs or cores())
     except (OffbeatError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(WRONG) from None
@@ -191,7 +191,7 @@ class _Outputs:
             output.discard()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those that this process may use, where the system says so."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -105,6 +105,10 @@ class Pace:
     def ended(self) -> None:
         self._done += 1
 
+    def skip(self, tuned: int, ended: int) -> None:
+        """So much need not be done."""
+        self._all -= tuned * self._trials + ended
+
     def left(self) -> str:
         """In words; nothing where it is over, or has only begun."""
         if not 0 < self._done < self._all:
@@ -128,6 +132,11 @@ class Lines(Progress):
         self._running = _Contestant()
         self._label = ""
         self._said = 0.0
+
+    def done(self, tuned: int, ended: int) -> None:
+        """So much was there before."""
+        self._done += ended
+        self._pace.skip(tuned, ended)
 
     def tune(self, label: str, tried: str) -> None:
         self._begin(f"tuning {label}, {tried}")

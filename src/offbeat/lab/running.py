@@ -42,7 +42,7 @@ def run(race: Race, show: Progress, sink: Sink | None, jobs: int) -> Standings:
         if jobs == 1:
             _in_turn(race, show, sink, standings)
         else:
-            with _Crew(jobs) as crew, tempfile.TemporaryDirectory(prefix="offbeat-race-") as folder:
+            with Crew(jobs) as crew, tempfile.TemporaryDirectory(prefix="offbeat-race-") as folder:
                 _at_a_time(race, show, sink, standings, crew, Path(folder))
     except KeyboardInterrupt:
         standings.interrupted = True
@@ -91,7 +91,7 @@ def _at_a_time(
     show: Progress,
     sink: Sink | None,
     standings: Standings,
-    crew: _Crew,
+    crew: Crew,
     folder: Path,
 ) -> None:
     tuned: dict[int, Contestant] = {}
@@ -108,7 +108,7 @@ def _at_a_time(
 def _work_off(
     race: Race,
     show: Progress,
-    crew: _Crew,
+    crew: Crew,
     folder: Path | None,
     tuned: dict[int, Contestant],
     done: dict[_Place, Result],
@@ -117,7 +117,7 @@ def _work_off(
     tuning: dict[Future[Any], int] = {}
     running: dict[Future[Any], _Place] = {}
     for number, contestant in enumerate(race.contestants):
-        tuning[crew.submit(_tuned, race, contestant)] = number
+        tuning[crew.submit(tune, race, contestant)] = number
         show.tune(contestant.label, "")
     while tuning or running:
         for future in wait([*tuning, *running], return_when=FIRST_COMPLETED).done:
@@ -128,18 +128,20 @@ def _work_off(
                 seeds = race.seed_numbers if race.world == "virtual" else ()
                 for place in [(seed, number) for seed in seeds]:
                     path = None if folder is None else _file(folder, place)
-                    call = crew.submit(_raced, race, tuned[number], place[0], path)
+                    call = crew.submit(make, race, tuned[number], place[0], path)
                     running[call] = place
             else:
                 done[running.pop(future)] = result = future.result()
                 show.end(result.label, asdict(result))
 
 
-def _tuned(race: Race, contestant: Contestant) -> Contestant:
+def tune(race: Race, contestant: Contestant) -> Contestant:
+    """Give a contestant its settings, in a process of the crew."""
     return race.tuned(contestant, Progress())
 
 
-def _raced(race: Race, contestant: Contestant, seed: int, path: Path | None) -> Result:
+def make(race: Race, contestant: Contestant, seed: int, path: Path | None) -> Result:
+    """Make one run, in a process of the crew; what it records goes into a file."""
     with Virtual() as runner, _recorded(path) as sink:
         return race.one(runner, contestant, seed, Progress(), sink)
 
@@ -192,7 +194,7 @@ def _file(folder: Path, place: _Place) -> Path:
     return folder / f"{place[0]}-{place[1]}.jsonl"
 
 
-class _Crew:
+class Crew:
     """The processes that runs are made in."""
 
     def __init__(self, jobs: int) -> None:
@@ -202,6 +204,7 @@ class _Crew:
         )
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a process call this."""
         # A process that starts now inherits the mask: this one hears Ctrl-C, and ends the others.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -209,7 +212,7 @@ class _Crew:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
