@@ -5,6 +5,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Families: all wait; a quorum; adaptive; local steps; among neighbours and in groups.
+DEMO := sync lbbsp dropcompute:window_rounds=10 eager msync abs nonblocking \
+        local waitfree dasgd wagma dpsgd \
+        --task noisy --cluster mixed-4 --trials 6
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check format clean
 
@@ -16,8 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## install, then race nine algorithms on a virtual cluster with two slow workers
-	$(BIN)/offbeat race --cluster two-slow-of-eight --rates 1,2 --report report.html
+demo: $(READY)  ## install, then race twelve algorithms on a virtual cluster of unlike workers
+	$(BIN)/offbeat race $(DEMO) --report report.html
 
 test: check  ## install, then every check and every test
 	$(BIN)/python -m pytest -m "not real" --numprocesses 2

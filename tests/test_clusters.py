@@ -254,6 +254,24 @@ def test_random_delay_hits_exactly_k_distinct_workers_per_step() -> None:
     assert all(abs(count - 150) < 45 for count in per_worker)
 
 
+def test_spells_slow_exactly_k_workers_for_a_while_and_others_with_every_seed() -> None:
+    spells = '[[noise]]\nkind = "spells"\nk = 3\nfactor = 4\nevery_s = 8\nfor_s = 2'
+    cluster = Cluster.parse(EIGHT + spells)
+
+    def slowed(seed: int, at_s: float, step: int = 0) -> list[int]:
+        devices = [cluster.device(rank, seed) for rank in range(8)]
+        calm = [device.seconds(step, 1.0, 7.0) for device in devices]
+        now = [device.seconds(step, 1.0, at_s) for device in devices]
+        assert {b / a for a, b in zip(calm, now, strict=True)} <= {1.0, 4.0}
+        return [rank for rank in range(8) if now[rank] > calm[rank]]
+
+    assert all(len(slowed(0, 8.0 * stretch)) == 3 for stretch in range(20))
+    assert slowed(0, 0.0) == slowed(0, 1.9, step=7)
+    assert slowed(0, 2.0) == []
+    assert len({tuple(slowed(0, 8.0 * stretch)) for stretch in range(20)}) > 10
+    assert [slowed(0, 8.0 * n) for n in range(9)] != [slowed(1, 8.0 * n) for n in range(9)]
+
+
 def test_random_delay_picks_among_the_listed_workers_only() -> None:
     text = EIGHT + '[[noise]]\nkind = "random_delay"\nk = 1\ndelay_s = 5\nworkers = [6, 2]'
     late = [seconds(Cluster.parse(text), step).index(6.0) for step in range(50)]
@@ -502,6 +520,7 @@ def test_the_shipped_clusters_load_and_describe_themselves() -> None:
         "eager-cifar-8",
         "eager-hyperplane-8",
         "half-speed-4",
+        "mixed-4",
         "noisy-neighbours-16",
         "text-8",
         "two-slow-of-eight",
@@ -575,7 +594,8 @@ def test_uniform_checks_its_arguments() -> None:
 # ---------------------------------------------------------------- messages
 
 NOISE_KINDS = (
-    "none, lognormal, exponential, pareto, uniform, dropcompute, rotating, random_delay, trace"
+    "none, lognormal, exponential, pareto, uniform, dropcompute, rotating, random_delay, spells, "
+    "trace"
 )
 NOISE = EIGHT + "[[noise]]\n"
 EVENT = EIGHT + "[[event]]\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import resource
@@ -24,13 +23,11 @@ from typer.testing import CliRunner
 
 import offbeat
 from offbeat.cli import app
-from offbeat.errors import NonFiniteGradientError
-from offbeat.lab import contestants, tuning, verdict
+from offbeat.lab import contestants
 from offbeat.lab.goals import Target, Until
 from offbeat.lab.progress import Lines
-from offbeat.lab.race import Race, Result
-from offbeat.lab.train import WorkerFailed
-from offbeat.lab.watching import Outcome
+from offbeat.lab.race import Race
+from offbeat.lab.results import Result, Standings
 from offbeat.records import Line, read
 from offbeat.report import measured, rows
 
@@ -48,7 +45,7 @@ def raced(*algorithms: str, **settings: Any) -> tuple[list[Result], list[Line]]:
 
 
 def command(*arguments: str | Path) -> CliResult:
-    words = ["race", "--task", "quadratic", "--seeds", "1", "--rates", "1"]
+    words = ["race", "--task", "quadratic", "--seeds", "1", "--rates", "1", "--jobs", "1"]
     return CliRunner().invoke(app, [*words, *map(str, arguments)])
 
 
@@ -94,7 +91,6 @@ def test_settings_get_the_types_of_their_fields() -> None:
         ("sync:micro_batches=0", "micro_batches must be a whole number above 0, got 0"),
         ("sync:overlap", "settings look like name=value, got 'overlap'"),
         ("sync:overlap=true,overlap=false", "overlap is given twice"),
-        ("msync", "msync needs a value for m: msync:m="),
         ("ddp:m=1", "ddp has no settings"),
     ],
 )
@@ -210,6 +206,39 @@ def test_the_speed_up_of_a_race_by_timing_is_that_of_samples_a_second() -> None:
     assert sync.steps_per_s == pytest.approx(sync.samples_per_s / 32)
 
 
+# ---------------------------------------------------------------- several at a time
+
+
+def test_several_jobs_come_to_the_same_as_one() -> None:
+    def raced_by(jobs: int) -> tuple[Standings, list[Line]]:
+        lines: list[Line] = []
+        settings = {"cluster": "half-speed-4", "task": "quadratic", "rates": "1,2", "trials": 3}
+        race = Race.of(["sync", "eager"], seeds=2, **settings)  # type: ignore[arg-type]
+        return race.run(sink=lines.append, jobs=jobs), lines
+
+    (alone, told), (together, also) = raced_by(1), raced_by(2)
+    assert together.results == alone.results
+    assert together.lines == alone.lines
+    assert also == told
+
+
+def test_a_process_that_is_killed_ends_the_race_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "from offbeat.lab import tasks\n"
+        "from multiprocessing import parent_process\n"
+        "def task():\n"
+        "    if parent_process() is not None:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return tasks.find('quadratic')\n"
+    )
+    process = _started("sync", "--task", "deadly:task", "--jobs", "2", folder=tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "was ended from outside: perhaps the memory did not suffice" in errors
+    assert "Traceback" not in errors
+
+
 # ---------------------------------------------------------------- equal conditions
 
 
@@ -284,126 +313,6 @@ def test_records_tell_each_run_from_its_begin_to_its_result() -> None:
     assert first[-1]["rounds"] == result.rounds
     waited = sum(line["to_s"] - line["from_s"] for line in first if line["kind"] == "wait")
     assert waited == pytest.approx(result.waited_s)
-
-
-# ---------------------------------------------------------------- fair rates
-
-
-def test_every_contestant_gets_the_best_of_the_same_rates() -> None:
-    (sync, eager), lines = raced("sync", "eager:quorum=solo", rates="1,4,16")
-    assert (sync.rate, eager.rate) == (4.0, 1.0)  # stale gradients need smaller steps
-    assert [line["rate"] for line in lines if line["kind"] == "run"] == [4.0, 1.0]
-    assert [sync, eager] == [*raced("sync", rates="4")[0], *raced("eager:quorum=solo")[0]]
-
-
-def test_a_trial_ends_when_another_rate_was_faster() -> None:
-    asked = []
-
-    def trial(rate: float, limit_s: float) -> list[Outcome]:
-        asked.append((rate, limit_s))
-        reached = {1.0: 8.0, 2.0: 5.0, 4.0: math.inf}[rate]
-        return [_seen((reached, 0.96)) if reached < math.inf else _seen((limit_s, 0.7))]
-
-    found = tuning.best_rate((1.0, 2.0, 4.0), Target("accuracy", 0.95), trial)
-    assert found == (2.0, "×1 8.0, ×2 5.0, ×4 slower")
-    assert asked == [(1.0, math.inf), (2.0, 8.0), (4.0, 5.0)]
-
-
-def test_a_rate_that_diverges_has_lost_and_the_nearest_wins_if_none_arrives() -> None:
-    def trial(rate: float, limit_s: float) -> list[Outcome]:
-        if rate == 4.0:
-            raise WorkerFailed("NaN") from NonFiniteGradientError("NaN")
-        return [_seen((30.0, 0.5 + rate / 10), loss=math.nan if rate == 3.0 else 1.0)]
-
-    found = tuning.best_rate((1.0, 2.0, 3.0, 4.0), Target("accuracy", 0.95), trial)
-    assert found == (2.0, "×1 not reached, ×2 not reached, ×3 not reached, ×4 diverged")
-
-
-def _seen(*accuracies: tuple[float, float], loss: float = 1.0) -> Outcome:
-    lines = [{"at_s": at_s, "accuracy": each, "loss": loss} for at_s, each in accuracies]
-    return Outcome(0, 1.0, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 0, True, lines)
-
-
-def test_ddp_is_tuned_as_sync_and_tuning_shows_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    race = Race.of(["sync", "ddp"], cluster=CLUSTER, task="quadratic", seeds=1, rates="0.5,1")
-    with Lines(Console(stderr=True, width=200), ["sync", "ddp"], 1, "virtual s") as show:
-        standings = race.run(show)
-    assert [result.rate for result in standings.results] == [1.0, 1.0]
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" (")[0] for line in said[:2]] == [
-        "tuned sync: lr ×1",
-        "tuned ddp: lr ×1",
-    ]
-    assert said[2].startswith("1/2 sync, seed 0: ")
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1,2", "fast", "1,,2", "inf", "nan"])
-def test_rates_that_cannot_be_meant_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"rates must be factors such as 0\.5,1,2"):
-        Race.of(["sync"], cluster=CLUSTER, rates=text)
-
-
-# ---------------------------------------------------------------- the verdict
-
-
-def _result(label: str, seed: int, seconds: float | None, **figures: Any) -> Result:
-    figures = {
-        "seconds": seconds or 50.0,
-        "rounds": 100,
-        "samples": 1000.0,
-        "dropped_samples": 0.0,
-        "utilization": 0.5,
-        "waited_s": 1.0,
-        "final_accuracy": 0.95,
-        "mean_staleness_rounds": 0.0,
-        "max_staleness_rounds": 0,
-        **figures,
-    }
-    return Result(
-        label, label, {}, "virtual", "c", "digits", seed, "accuracy=0.95", 1.0, seconds, **figures
-    )
-
-
-def _said(*results: Result) -> str:
-    return verdict.sentence(Race.of(["sync"], cluster=CLUSTER), results)
-
-
-def test_the_fastest_is_recommended_with_its_price() -> None:
-    fast = {"utilization": 0.9, "dropped_samples": 250.0, "max_staleness_rounds": 3}
-    text = _said(
-        *(_result("sync", seed, seconds) for seed, seconds in enumerate((20.0, 22.0, 18.0))),
-        *(_result("fast", seed, s, **fast) for seed, s in enumerate((10.0, 10.0, 10.0))),
-    )
-    assert text.startswith("Use fast here: it reaches accuracy=0.95 in 10.0 virtual s")
-    assert "2.00 times as fast as synchronous SGD (1.80 to 2.20)" in text
-    assert "compute 90% of their time instead of 50%" in text
-    assert "25% of the samples dropped" in text
-    assert "at most 3 rounds stale" in text
-
-
-def test_a_difference_within_the_spread_does_not_matter() -> None:
-    text = _said(
-        *(_result("sync", seed, seconds) for seed, seconds in enumerate((10.0, 10.0, 10.0))),
-        *(_result("other", seed, seconds) for seed, seconds in enumerate((9.0, 9.5, 11.0))),
-    )
-    assert text.startswith("Use sync here: other reaches accuracy=0.95 1.05 times as fast")
-    assert "within the spread: it does not matter" in text
-
-
-def test_a_target_that_nobody_reached_is_said() -> None:
-    text = _said(
-        _result("sync", 0, None, final_accuracy=0.9), _result("b", 0, None, final_accuracy=0.8)
-    )
-    assert text.startswith("Nobody reached accuracy=0.95 within")
-    assert "nearest was sync, with 90.0%" in text
-
-
-def test_one_that_reaches_the_target_for_some_seeds_only_is_not_the_fastest() -> None:
-    text = _said(
-        *(_result("sync", seed, 10.0) for seed in range(3)),
-        *(_result("b", seed, seconds) for seed, seconds in enumerate((1.0, None, None))),
-    )
-    assert text.startswith("Use sync here: nothing was faster")
 
 
 # ---------------------------------------------------------------- the command
@@ -537,7 +446,9 @@ def _nobody_is_left() -> Iterator[None]:
 
 
 def _started(
-    *arguments: str | Path, before: Callable[[], None] = lambda: None
+    *arguments: str | Path,
+    before: Callable[[], None] = lambda: None,
+    folder: Path | None = None,
 ) -> subprocess.Popen[str]:
     """The command as a process of its own, in a group of its own, as in a shell."""
 
@@ -553,6 +464,7 @@ def _started(
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd=folder,
         start_new_session=True,
         preexec_fn=prepare,
     )
@@ -560,16 +472,17 @@ def _started(
     return process
 
 
-def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("jobs", "file"), [("1", "race"), ("2", "[01]-[01]")])
+def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, jobs: str, file: str) -> None:
     def little_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    arguments = ("sync", "--task", "quadratic", "--rates", "1")
+    arguments = ("sync", "--task", "quadratic", "--rates", "1", "--seeds", "2", "--jobs", jobs)
     arguments += ("--records", tmp_path / "race.jsonl")
     process = _started(*arguments, before=little_room)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "race.jsonl: cannot be written: File too large" in errors
+    assert re.search(rf"{file}\.jsonl: cannot be written: File too large", errors)
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -606,12 +519,13 @@ def _runs(process: int) -> bool:
         return False
 
 
-def test_ctrl_c_writes_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_writes_what_was_measured(tmp_path: Path, jobs: int) -> None:
     figures, records = tmp_path / "race.json", tmp_path / "race.jsonl"
     outputs = ("--json", figures, "--records", records)
     arguments = ("--task", "quadratic", "--until", "100s", "--seeds", "100", "--rates", "1")
-    process = _started("sync", "eager", *arguments, *outputs)
-    _, errors = _interrupted(process, real=0)
+    process = _started("sync", "eager", *arguments, *outputs, "--jobs", str(jobs))
+    _, errors = _interrupted(process, real=0 if jobs == 1 else jobs)
     assert process.returncode == 130
     assert "Traceback" not in errors
     written = json.loads(figures.read_text())
@@ -673,7 +587,7 @@ def test_a_real_worker_that_fails_is_named(
 def test_ctrl_c_ends_real_workers_soon(pair: Path, tmp_path: Path) -> None:
     figures = tmp_path / "race.json"
     arguments = ("--cluster", pair, "--world", "real", "--json", figures, "--seeds", "100")
-    arguments += ("--task", "quadratic", "--until", "2s", "--rates", "1")
+    arguments += ("--task", "quadratic", "--until", "2s", "--rates", "1", "--jobs", "1")
     process = _started("sync", "eager", *arguments)
     took, errors = _interrupted(process, real=2)
     assert process.returncode == 130

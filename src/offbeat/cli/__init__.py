@@ -13,6 +13,7 @@ from rich.table import Table
 
 import offbeat
 from offbeat.cli import report
+from offbeat.cli.campaign import campaign
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -148,5 +149,6 @@ def clusters(
 
 
 app.command()(race)
+app.command()(campaign)
 app.command()(report.report)
 app.command()(report.trace)

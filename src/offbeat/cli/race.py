@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
@@ -18,14 +19,15 @@ from rich.console import Console
 import offbeat
 from offbeat import report as reports
 from offbeat.errors import OffbeatError
-from offbeat.lab import progress, verdict
+from offbeat.lab import progress, tuning, verdict
 from offbeat.lab.contestants import algorithms as known_algorithms
-from offbeat.lab.race import Race, Standings
+from offbeat.lab.race import Race
+from offbeat.lab.results import Standings
 from offbeat.lab.tasks import TASKS
 from offbeat.records import Line
 from offbeat.report.files import WholeFile
 
-_WIDE = 150  # of a table that nobody's terminal has to hold
+_WIDE = 100  # of a table that goes into a file
 FAILED, WRONG, NOT_REACHED, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -76,15 +78,35 @@ def race(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="How many; 2 in virtual time, else 1.", show_default=False),
+        typer.Option(min=1, help="How many; 5 in virtual time, else 1.", show_default=False),
     ] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     rates: Annotated[
         str,
         typer.Option(
-            help="Factors of the task's learning rate; each algorithm races with the best of them, "
-            "found in virtual time by a seed that does not race. 1: no tuning."
+            help="Factors of the task's learning rate to try first, in virtual time, by a seed "
+            "that does not race; then those beside the best, and other sizes of rounds. A single "
+            "one: no tuning."
         ),
     ] = "1,2,4",
+    trials: Annotated[
+        int,
+        typer.Option(min=1, help="How many such tries each algorithm has, before it races."),
+    ] = tuning.TRIALS,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SAMPLES",
+            help="Samples of all workers between two evaluations, which cost no time.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Virtual runs at a time; as many as there are cores.", show_default=False
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Resize the cluster to so many workers.", show_default=False),
@@ -117,12 +139,15 @@ def race(
             until=until,
             target=target,
             seeds=seeds,
+            first_seed=first_seed,
             rates=rates,
+            trials=trials,
+            every=every,
             workers=workers,
             command=command,
         )
         outputs.open(json, report, records)
-        status = _run(chosen, outputs, command)
+        status = _run(chosen, outputs, command, jobs or cores())
     except (OffbeatError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(WRONG) from None
@@ -166,12 +191,20 @@ class _Outputs:
             output.discard()
 
 
-def _run(chosen: Race, outputs: _Outputs, command: str) -> int:
+def cores() -> int:
+    """Those that this process may use, where the system says so."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run(chosen: Race, outputs: _Outputs, command: str, jobs: int) -> int:
     for note in chosen.notes():
         typer.echo(note, err=True)
     labels = [each.label for each in chosen.contestants]
-    with progress.watching(labels, chosen.seeds, chosen.unit) as show:
-        standings = chosen.run(show, outputs.records)
+    trials = chosen.trials if len(chosen.rates) > 1 else 0
+    with progress.watching(labels, chosen.seeds, chosen.unit, trials) as show:
+        standings = chosen.run(show, outputs.records, jobs)
     text = verdict.sentence(chosen, standings.results)
     _show(standings, text)
     _write(outputs, standings, text, command)
@@ -197,7 +230,16 @@ def _show(standings: Standings, text: str) -> None:
         typer.echo(f"{standings.stopped}: this is what was measured until then.", err=True)
     if standings.results:
         out.print("", reports.table(reports.measured(standings.lines)), sep="\n")
+    for edge in _edges(standings):
+        out.print(edge)
     out.print(f"\n{text}")
+
+
+def _edges(standings: Standings) -> list[str]:
+    """Say whose best settings may lie beyond what was tried."""
+    found = {result.label: result.edge for result in standings.results if result.edge}
+    words = "; ".join(f"{label}: {edge}" for label, edge in found.items())
+    return [f"Not tried, though the best was next to it ({words}): more --trials."] if found else []
 
 
 def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> None:

@@ -171,5 +171,5 @@ class Device:
         seconds = self.compute.work_s(step, samples, self.length_key) / self.speed
         for effect, place in self.effects:
             if effect.from_s <= at_s < effect.to_s:
-                seconds = effect.applied(seconds, step, place)
+                seconds = effect.applied_at(seconds, step, place, at_s)
         return seconds

@@ -15,7 +15,7 @@ from offbeat.clusters import draws
 from offbeat.clusters.device import Compute, Device
 from offbeat.clusters.events import Crash, Event, Join, Leave, Slow
 from offbeat.clusters.network import Network
-from offbeat.clusters.noise import REPLACES, AnyNoise, Effect, Place, RandomDelay
+from offbeat.clusters.noise import REPLACES, AnyNoise, Effect, Place, RandomDelay, Spells
 from offbeat.clusters.resize import resized
 from offbeat.clusters.tables import (
     Count,
@@ -131,7 +131,7 @@ class Cluster(Table):
         """Make the same kind of cluster with another number of workers.
 
         Speeds and groups keep their proportions (a group keeps at least one worker), and so does
-        the k of random_delay; whatever names workers by number stays as it is.
+        the k of random_delay and spells; whatever names workers by number stays as it is.
         """
         if workers == self.workers:
             return self
@@ -274,7 +274,7 @@ class Cluster(Table):
         replacing: list[_Covered] = []
         for covered in self._covered:
             effect = covered.effect
-            if isinstance(effect, RandomDelay) and effect.k > len(covered.positions):
+            if isinstance(effect, RandomDelay | Spells) and effect.k > len(covered.positions):
                 raise ValueError(
                     f"{covered.where}.k must be between 1 and the {len(covered.positions)} "
                     f"workers it covers, got {effect.k}"

@@ -1,8 +1,8 @@
 """Noise: what makes the same micro-batch take longer now and then.
 
-Each kind is a function of the seconds so far and of (seed, rank, step). They combine without regard
-to their order in the file: a trace in seconds replaces the compute time, then factors multiply it,
-then delays are added (and last, a scripted `slow` multiplies all of it).
+Each kind is a function of the seconds so far and of (seed, rank, step), or of the moment. They
+combine without regard to their order in the file: a trace in seconds replaces the compute time,
+then factors multiply it, then delays are added (and last, a scripted `slow` multiplies all of it).
 """
 
 from dataclasses import dataclass
@@ -54,6 +54,10 @@ class Effect(Table):
     def applied(self, seconds: float, step: int, place: Place) -> float:
         """Turn the seconds so far into the seconds with this effect."""
         raise NotImplementedError
+
+    def applied_at(self, seconds: float, step: int, place: Place, at_s: float) -> float:
+        """Likewise, of a micro-batch that starts at `at_s`: to most kinds that is all the same."""
+        return self.applied(seconds, step, place)
 
     @property
     def order(self) -> int:
@@ -200,6 +204,35 @@ class RandomDelay(Delay):
         return seconds + self.delay_s if place.position in hit else seconds
 
 
+class Spells(Noise):
+    """Times `factor` on k workers for the first `for_s` of every `every_s` seconds, then on others.
+
+    Which ones is drawn anew for every stretch, from a seed that the workers share: what a script of
+    `slow` events would be, but another one with every seed.
+    """
+
+    kind: Literal["spells"]
+    k: Count
+    factor: Annotated[Positive, Field(ge=1)]
+    every_s: Positive
+    for_s: Positive
+
+    @model_validator(mode="after")
+    def _spells_do_not_overlap(self) -> "Spells":
+        if self.for_s > self.every_s:
+            raise ValueError(
+                f"for_s must be at most every_s, got {self.for_s:g} and {self.every_s:g}"
+            )
+        return self
+
+    def applied_at(self, seconds: float, step: int, place: Place, at_s: float) -> float:
+        stretch, since_s = divmod(at_s, self.every_s)
+        if since_s >= self.for_s:
+            return seconds
+        hit = draws.subset(self.k, place.count, place.shared_key, int(stretch))
+        return seconds * self.factor if place.position in hit else seconds
+
+
 class Trace(Noise):
     """A recording, from a CSV file or listed as `rows`: one row per step, one column per worker.
 
@@ -261,6 +294,7 @@ AnyNoise = Annotated[
     | DropCompute
     | Rotating
     | RandomDelay
+    | Spells
     | Trace,
     Field(discriminator="kind"),
     kind_may_be_missing,

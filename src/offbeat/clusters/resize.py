@@ -40,7 +40,7 @@ def _shares(counts: list[int], total: int) -> list[int]:
 
 
 def _scale_k(noises: Iterable[dict[str, Any]], old: int, new: int) -> None:
-    """Keep the share of the workers that random_delay hits, where it covers all of them."""
+    """Keep the share of the workers that such noise hits, where it covers all of them."""
     for noise in noises:
-        if noise["kind"] == "random_delay" and noise["workers"] is None:
+        if noise["kind"] in ("random_delay", "spells") and noise["workers"] is None:
             noise["k"] = max(1, (2 * noise["k"] * new + old) // (2 * old))

@@ -21,6 +21,8 @@ from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
 
 DDP = "ddp"
+_SIZES = {"msync": {"m": 0.75}}
+"""Where an algorithm has no size of its own, and a search for one has to begin."""
 DEFAULT = (
     "sync",
     "eager",
@@ -44,11 +46,31 @@ class Contestant:
     """What was given; the rest is as the algorithm has it."""
     rate: float = 1.0
     """The factor of the task's own learning rate that it races with."""
+    tuned: dict[str, Any] = field(default_factory=dict)
+    """Its size, if that was not given: see sizes.py."""
+    edge: str = ""
+    """What was not tried beside these two, if the best is at the edge of what was."""
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm, without settings."""
+        return self.label.partition(":")[0]
 
     @property
     def is_ddp(self) -> bool:
         """Whether real processes run DistributedDataParallel itself."""
         return self.label == DDP
+
+
+def told(contestant: Contestant) -> str:
+    """What it races with, in words: `lr ×2, steps=8`."""
+    sizes = [f"{name}={shown(value)}" for name, value in contestant.tuned.items()]
+    return ", ".join([f"lr ×{contestant.rate:.3g}", *sizes])
+
+
+def shown(value: Any) -> str:
+    """A setting's value as it is written on the command line."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
@@ -80,8 +102,9 @@ def parse(spec: str) -> Contestant:
             f"There are {', '.join([*known, DDP])}"
         )
     settings = _settings(spec, known[name], rest)
+    begun = {key: value for key, value in _SIZES.get(name, {}).items() if key not in settings}
     try:
-        return Contestant(spec, known[name](**settings), settings)
+        return Contestant(spec, known[name](**settings, **begun), settings, tuned=begun)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{spec}: {error}") from None
 
@@ -118,7 +141,7 @@ def _settings(spec: str, algorithm: type[Algorithm], text: str) -> dict[str, Any
         settings[key] = _value(spec, key, value, hints[key])
     for name, each in fields.items():
         bare = each.default is each.default_factory is dataclasses.MISSING
-        if bare and name not in settings:
+        if bare and name not in settings and name not in _SIZES.get(spec.partition(":")[0], {}):
             raise ValueError(
                 f"{spec} needs a value for {name}: {spec}{',' if text else ':'}{name}=..."
             )

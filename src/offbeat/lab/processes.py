@@ -143,7 +143,7 @@ class Pool:
 
 def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
     """The life of a worker: run after run, until nobody asks for another one."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.update(job_variables(rank, workers, port))
     torch.set_num_threads(1)
     while True:
@@ -167,7 +167,8 @@ def _done(job: Job, tell: Callable[[Any], None]) -> Outcome:
     return train(task, job.contestant, job.plan, job.seed, Shared(), tell, pace=job.cluster)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended, however that was."""
     parent = parent_process()
     assert parent is not None, "a child process"
     parent.join()

@@ -25,11 +25,11 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def tune(self, label: str, rate: float) -> None:
-        """A run begins that only tries a factor of the learning rate."""
+    def tune(self, label: str, tried: str) -> None:
+        """A run begins that only tries settings."""
 
-    def tuned(self, label: str, rate: float, tried: str) -> None:
-        """A contestant has its factor; `tried` says what came of each, or nothing."""
+    def tuned(self, label: str, settings: str, edge: str) -> None:
+        """A contestant has its settings; `edge` says what was not tried beside them, if so."""
 
     def begin(self, label: str, seed: int) -> None:
         """A run begins."""
@@ -89,26 +89,62 @@ class _Contestant:
         return f"at most {max(0.0, rate * (1.0 - share)):.0f} s left"
 
 
+class Pace:
+    """How long a race will still take, on the wall, judged by what it has done so far."""
+
+    def __init__(self, contestants: int, seeds: int, trials: int) -> None:
+        """To tune a contestant counts as so many runs as it may try settings."""
+        self._all = contestants * (seeds + trials)
+        self._trials = trials
+        self._done = 0
+        self._began = time.monotonic()
+
+    def tuned(self) -> None:
+        self._done += self._trials
+
+    def ended(self) -> None:
+        self._done += 1
+
+    def skip(self, tuned: int, ended: int) -> None:
+        """So much need not be done."""
+        self._all -= tuned * self._trials + ended
+
+    def left(self) -> str:
+        """In words; nothing where it is over, or has only begun."""
+        if not 0 < self._done < self._all:
+            return ""
+        spent_s = time.monotonic() - self._began
+        return f"about {spent_s * (self._all / self._done - 1):.0f} s left"
+
+
 class Lines(Progress):
     """A line when a run has ended, and now and then one in between."""
 
-    def __init__(self, console: Console, labels: Sequence[str], seeds: int, unit: str) -> None:
+    def __init__(
+        self, console: Console, labels: Sequence[str], seeds: int, unit: str, trials: int = 0
+    ) -> None:
         self._console = console
         self._unit = unit
         self._seeds = seeds
         self._runs = len(labels) * seeds
         self._done = 0
+        self._pace = Pace(len(labels), seeds, trials)
         self._running = _Contestant()
         self._label = ""
         self._said = 0.0
 
-    def tune(self, label: str, rate: float) -> None:
-        self._begin(f"tuning {label}, lr ×{rate:g}")
+    def done(self, tuned: int, ended: int) -> None:
+        """So much was there before."""
+        self._done += ended
+        self._pace.skip(tuned, ended)
 
-    def tuned(self, label: str, rate: float, tried: str) -> None:
-        if tried:
-            self._label = f"tuned {label}"
-            self._say(f"lr ×{rate:g} ({tried})")
+    def tune(self, label: str, tried: str) -> None:
+        self._begin(f"tuning {label}, {tried}")
+
+    def tuned(self, label: str, settings: str, edge: str) -> None:
+        self._pace.tuned()
+        beyond = f"; at the edge, not tried: {edge}" if edge else ""
+        self._print(f"tuned {label}: {settings}{beyond}")
 
     def begin(self, label: str, seed: int) -> None:
         self._begin(f"{label}, seed {seed}")
@@ -131,20 +167,28 @@ class Lines(Progress):
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
         self._done += 1
-        self._say(outcome(figures, self._unit))
+        self._pace.ended()
+        done, left = f"{self._done}/{self._runs}", self._pace.left()
+        words = f"{done} {label}, seed {figures['seed']}: {outcome(figures, self._unit)}"
+        self._print(f"{words}{left and f'; {left}'}")
 
     def _say(self, words: str) -> None:
         done = "" if self._label.startswith("tun") else f"{self._done}/{self._runs} "
-        text = f"{done}{self._label}: {words}"
+        self._print(f"{done}{self._label}: {words}")
+
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Display(Progress):
     """One line per algorithm, which changes in place."""
 
-    def __init__(self, console: Console, labels: Sequence[str], seeds: int, unit: str) -> None:
+    def __init__(
+        self, console: Console, labels: Sequence[str], seeds: int, unit: str, trials: int = 0
+    ) -> None:
         self._unit = unit
         self._seeds = seeds
+        self._pace = Pace(len(labels), seeds, trials)
         self._all = {label: _Contestant() for label in labels}
         self._running = next(iter(self._all.values()))
         self._shown = 0.0
@@ -157,15 +201,16 @@ class Display(Progress):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def tune(self, label: str, rate: float) -> None:
+    def tune(self, label: str, tried: str) -> None:
         self._running = self._all[label]
-        self._running.begin(f"tuning, lr ×{rate:g}")
+        self._running.begin(f"tuning, {tried}" if tried else "tuning")
         self._live.refresh()
 
-    def tuned(self, label: str, rate: float, tried: str) -> None:
+    def tuned(self, label: str, settings: str, edge: str) -> None:
         runner = self._all[label]
-        runner.begin("tuned" if tried else "waiting")
-        runner.rate = f"×{rate:g}"
+        runner.begin("waiting")
+        runner.rate = settings.removeprefix("lr ")
+        self._pace.tuned()
 
     def begin(self, label: str, seed: int) -> None:
         self._running = self._all[label]
@@ -181,15 +226,18 @@ class Display(Progress):
     def end(self, label: str, figures: dict[str, Any]) -> None:
         runner = self._all[label]
         at_s = figures["seconds_to_target"]
-        failed = figures["error"] is not None
         never = "never" if figures["target"] else "done"
-        runner.reached.append("failed" if failed else never if at_s is None else f"{at_s:.1f}")
+        never = "diverged" if figures["diverged"] else never
+        never = "failed" if figures["error"] is not None else never
+        runner.reached.append(never if at_s is None else f"{at_s:.1f}")
+        self._pace.ended()
         at = "target at " if figures["target"] else ""
         runner.state = f"{at}{', '.join(runner.reached)}"
         self._live.refresh()
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=self._pace.left())
+        table.caption_justify = "left"
         table.add_column("algorithm", style="bold", overflow="fold")  # it alone may be broken
         for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", self._unit):
             table.add_column(name, justify="right", no_wrap=True)
@@ -204,6 +252,8 @@ def outcome(figures: dict[str, Any], unit: str) -> str:
     """Say in a few words what a run came to."""
     if figures["error"] is not None:
         return "failed"
+    if figures["diverged"]:
+        return "diverged"
     if figures["target"] is None:
         return f"{figures['rounds']} rounds in {figures['seconds']:.1f} {unit}"
     if figures["seconds_to_target"] is None:
@@ -211,7 +261,7 @@ def outcome(figures: dict[str, Any], unit: str) -> str:
     return f"{figures['target']} after {figures['seconds_to_target']:.1f} {unit}"
 
 
-def watching(labels: Sequence[str], seeds: int, unit: str) -> Progress:
+def watching(labels: Sequence[str], seeds: int, unit: str, trials: int = 0) -> Progress:
     """Return what suits standard error: a display in a terminal, else lines."""
     console = Console(stderr=True, highlight=False)
-    return (Display if console.is_terminal else Lines)(console, labels, seeds, unit)
+    return (Display if console.is_terminal else Lines)(console, labels, seeds, unit, trials)

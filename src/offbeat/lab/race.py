@@ -10,81 +10,37 @@ a pool of workers that is started once. One run after the other: each has the ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.clusters import named as named_clusters
-from offbeat.errors import ReportError
-from offbeat.lab import contestants, tasks, tuning
-from offbeat.lab.contestants import Contestant
+from offbeat.lab import contestants, running, tasks, tuning
+from offbeat.lab.contestants import Contestant, told
 from offbeat.lab.goals import Target, Until
 from offbeat.lab.progress import Progress
+from offbeat.lab.results import Result, Standings, WorldName, end_line, figures
 from offbeat.lab.runners import Real, Virtual
+from offbeat.lab.sizes import Sizes
 from offbeat.lab.tasks import Task
 from offbeat.lab.train import WorkerFailed
 from offbeat.lab.watching import Outcome, Plan
 from offbeat.records import Line, Sink
+from offbeat.report.spread import ENOUGH_SEEDS
 
-WorldName = Literal["virtual", "real"]
-_SNAPSHOTS = {"virtual": 250, "real": 64}
+_WINDOWS = 10
+"""The curve is smoothed over this part of what synchronous SGD computes in a task's budget."""
+_EVALUATIONS = 16
+"""In a window."""
+_LEAST_EVALUATIONS = 12
+"""With fewer, it would matter at which moments the model was evaluated."""
 _LOOK_AHEAD_STEPS = 32
-_SEEDS = {"virtual": 2, "real": 1}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one run came to. `None` is what was not reached, or not measured."""
-
-    label: str
-    algorithm: str
-    settings: dict[str, Any]
-    world: WorldName
-    cluster: str
-    task: str
-    seed: int
-    target: str | None
-    """None if there is nothing to learn."""
-    rate: float
-    """The factor of the task's learning rate."""
-    seconds_to_target: float | None = None
-    seconds: float | None = None
-    """Until the last worker had ended."""
-    final_accuracy: float | None = None
-    final_loss: float | None = None
-    samples: float | None = None
-    """Computed, by all workers."""
-    rounds: int | None = None
-    steps: int | None = None
-    """Micro-batches, of all workers."""
-    utilization: float | None = None
-    """The share of all workers' time that they have computed."""
-    waited_s: float | None = None
-    """By all workers together."""
-    dropped_samples: float | None = None
-    mean_staleness_rounds: float | None = None
-    max_staleness_rounds: int | None = None
-    replicas_identical: bool | None = None
-    error: str | None = None
-    """The traceback of the worker that failed first, with its rank and the time."""
-
-
-@dataclass
-class Standings:
-    """What a race has measured, be it to its end or to Ctrl-C."""
-
-    results: list[Result] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    """What records say of each run at its begin and at its end, for the table."""
-    interrupted: bool = False
-    stopped: str | None = None
-    """Why the records cannot be written any more: the race ends there."""
+_SEEDS = {"virtual": ENOUGH_SEEDS, "real": 1}
 
 
 @dataclass(frozen=True)
@@ -100,6 +56,11 @@ class Race:
     plan: Plan
     seeds: int
     rates: tuple[float, ...]
+    trials: int
+    """Tries of each contestant, of a learning rate and a size."""
+    step_samples: float
+    """Of a micro-batch, on average."""
+    first_seed: int = 0
     command: str = ""
 
     @classmethod
@@ -113,8 +74,11 @@ class Race:
         until: str | None = None,
         target: str | None = None,
         seeds: int | None = None,
+        first_seed: int = 0,
         rates: str = "1,2,4",
+        trials: int = tuning.TRIALS,
         workers: int | None = None,
+        every: float | None = None,
         command: str = "",
     ) -> Race:
         """Check everything that a user may say; ValueError (ClusterError) says what is wrong."""
@@ -124,16 +88,28 @@ class Race:
         sized = loaded if workers is None else loaded.resized(workers)
         contestants.check(chosen, sized.workers)
         count = _SEEDS[world] if seeds is None else seeds
-        if not 1 <= count <= tuning.SEED:
-            raise ValueError(f"seeds must be between 1 and {tuning.SEED}, got {count}")
+        if count < 1 or not 0 <= first_seed <= first_seed + count <= tuning.SEED:
+            raise ValueError(
+                f"seeds must be between 0 and {tuning.SEED - 1}, got {count} of them from "
+                f"{first_seed} on"
+            )
+        factors = tuning.parse_rates(rates) if found.target else (1.0,)
+        tuning.check(factors, trials)
         goal = found.target if target is None else Target.parse(target)
         if found.target is None:
             _check_timed(found.name, target, until, world)
-        ending, snapshots = Until.parse(until or "target"), _SNAPSHOTS[world]
+        ending, (step_s, step_samples) = Until.parse(until or "target"), _look_ahead(sized, found)
         if ending.kind == "target":
-            budget_s = found.budget_steps * _slowest_step_s(sized, found)
+            budget_s = found.budget_steps * step_s
             ending = Until("target" if found.target else "seconds", budget_s)
-            snapshots = found.budget_steps if world == "virtual" else snapshots
+        window = found.budget_steps * step_samples * sized.workers / _WINDOWS
+        often = window / _EVALUATIONS if every is None else every
+        if not 0 < often <= window / _LEAST_EVALUATIONS:
+            raise ValueError(
+                f"every must be above 0 and at most {window / _LEAST_EVALUATIONS:.0f} samples, "
+                f"got {often:g}: the curve is smoothed over {window:.0f} samples, and needs "
+                f"{_LEAST_EVALUATIONS} evaluations in them"
+            )
         return cls(
             chosen,
             sized,
@@ -141,16 +117,37 @@ class Race:
             found,
             task,
             world,
-            Plan(ending, goal, snapshots, stops=ending.kind == "target"),
+            Plan(ending, goal, often, window, stops=ending.kind == "target"),
             count,
-            tuning.parse_rates(rates) if found.target else (1.0,),
+            factors,
+            trials,
+            step_samples,
+            first_seed,
             command,
         )
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds that race."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def unit(self) -> str:
         """Seconds, called what they are."""
         return "virtual s" if self.world == "virtual" else "s"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the task, whose functions cannot travel to another process; its name can."""
+        return {name: value for name, value in vars(self).items() if name != "task"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, task=tasks.find(state["task_name"]))
+
+    @property
+    def _budget_s(self) -> float | None:
+        """How long a run may take, where that is known before."""
+        until = self.plan.until
+        return until.amount if until.kind in ("target", "seconds") else None
 
     def notes(self) -> list[str]:
         """What a user should know before the figures."""
@@ -171,53 +168,44 @@ class Race:
             )
         return found
 
-    def run(self, show: Progress | None = None, sink: Sink | None = None) -> Standings:
-        """Run all contestants for all seeds; on Ctrl-C return what there is."""
-        show = Progress() if show is None else show
-        standings = Standings()
-        field_of_runners = Virtual() if self.world == "virtual" else Real(self.cluster.workers)
-        try:
-            tuned = self._tuned(show)
-            with field_of_runners as runner:
-                for seed in range(self.seeds):
-                    for contestant in tuned:
-                        result = self._one(runner, contestant, seed, show, sink)
-                        standings.results.append(result)
-                        standings.lines += self._begin(contestant, seed), _end(result)
-        except KeyboardInterrupt:
-            standings.interrupted = True
-        except ReportError as error:
-            standings.stopped = str(error)
-        return standings
+    def run(
+        self, show: Progress | None = None, sink: Sink | None = None, jobs: int = 1
+    ) -> Standings:
+        """Run all contestants for all seeds; on Ctrl-C return what there is.
 
-    def _tuned(self, show: Progress) -> list[Contestant]:
-        """Give every contestant its learning rate, found in virtual time in either world."""
-        known: dict[str, tuple[float, str]] = {}
-        tuned = []
+        With several jobs, as many virtual runs at a time, each in a process of its own. Real runs
+        have the machine to themselves, one after the other.
+        """
+        return running.run(self, Progress() if show is None else show, sink, jobs)
+
+    def tuned(self, contestant: Contestant, show: Progress) -> Contestant:
+        """Give a contestant its learning rate and size, found in virtual time in either world."""
+        sizes = Sizes.of(contestant, self.cluster.workers, self.step_samples)
+        search = tuning.Search(
+            self.rates, self.plan.target, self.trials, len(sizes.values), sizes.start
+        )
         with Virtual() as runner:
-            for contestant in self.contestants:
-                same = repr(contestant.algorithm)  # ddp and sync
-                if same not in known:
-                    trial = partial(self._trial, runner, show, contestant)
-                    known[same] = tuning.best_rate(self.rates, self.plan.target, trial)
-                rate, words = known[same]
-                show.tuned(contestant.label, rate, words)
-                tuned.append(replace(contestant, rate=rate))
-        return tuned
+            rate, size = search.run(partial(self._trial, runner, show, contestant, sizes))
+        if not search.found:
+            return replace(contestant, rate=rate)
+        return replace(sizes.put(contestant, size), rate=rate, edge=search.edge)
 
     def _trial(
         self,
         runner: Virtual,
         show: Progress,
         contestant: Contestant,
-        rate: float,
+        sizes: Sizes,
+        point: tuning.Point,
         limit_s: float,
     ) -> list[Outcome]:
-        show.tune(contestant.label, rate)
+        rate, size = point
+        tried = replace(sizes.put(contestant, size), rate=rate)
+        show.tune(contestant.label, told(tried))
         race = replace(self, plan=replace(self.plan, stops=True, limit_s=limit_s))
-        return runner.outcomes(race, replace(contestant, rate=rate), tuning.SEED, show, None)
+        return runner.outcomes(race, tried, tuning.SEED, show, None)
 
-    def _one(
+    def one(
         self,
         runner: Virtual | Real,
         contestant: Contestant,
@@ -225,21 +213,23 @@ class Race:
         show: Progress,
         sink: Sink | None,
     ) -> Result:
+        """Make one run."""
         if sink is not None:
-            sink(self._begin(contestant, seed))
+            sink(self.begin_line(contestant, seed))
         show.begin(contestant.label, seed)
         try:
             outcomes = runner.outcomes(self, contestant, seed, show, sink)
         except WorkerFailed as failure:
-            result = self._result(contestant, seed, error=str(failure))
+            diverged = tuning.has_diverged(failure)
+            error = None if diverged else str(failure)
+            result = self._result(contestant, seed, error=error, diverged=diverged)
         else:
-            result = self._result(contestant, seed, **_figures(outcomes, self.plan.target))
+            result = self._result(contestant, seed, **figures(outcomes, self.plan.target))
         if sink is not None:
-            sink(_end(result))
-        show.end(result.label, asdict(result))
+            sink(end_line(result))
         return result
 
-    def _begin(self, contestant: Contestant, seed: int) -> Line:
+    def begin_line(self, contestant: Contestant, seed: int) -> Line:
         is_torchs = contestant.is_ddp and self.world == "real"
         return {
             "kind": "run",
@@ -256,12 +246,14 @@ class Race:
             "offbeat": offbeat.__version__,
             "target": self.plan.goal,
             "rate": contestant.rate,
+            "tuned": contestant.tuned,
+            "edge": contestant.edge,
         }
 
     def _result(self, contestant: Contestant, seed: int, **figures: Any) -> Result:
         return Result(
             contestant.label,
-            contestant.label.partition(":")[0],
+            contestant.name,
             contestant.settings,
             self.world,
             self.cluster.name,
@@ -269,38 +261,11 @@ class Race:
             seed,
             self.plan.goal,
             contestant.rate,
+            contestant.tuned,
+            contestant.edge,
+            budget_s=None if self.plan.target is None else self._budget_s,
             **figures,
         )
-
-
-def _end(result: Result) -> Line:
-    return {"kind": "result", **asdict(result)}
-
-
-def _figures(outcomes: list[Outcome], target: Target | None) -> dict[str, Any]:
-    first = outcomes[0]
-    spent_s = sum(each.compute_s + each.wait_s for each in outcomes)
-    learnt: dict[str, Any] = {}
-    if target is not None:
-        reached_s, _ = tuning.judged(first, target)
-        last = first.evaluations[-1]
-        learnt = {
-            "seconds_to_target": reached_s if math.isfinite(reached_s) else None,
-            "final_accuracy": last["accuracy"],
-            "final_loss": last["loss"] if math.isfinite(last["loss"]) else None,
-        }
-    return learnt | {
-        "seconds": max(each.seconds for each in outcomes),
-        "steps": sum(each.steps for each in outcomes),
-        "samples": sum(each.computed_samples for each in outcomes),
-        "rounds": first.rounds,
-        "utilization": sum(each.compute_s for each in outcomes) / spent_s if spent_s else 1.0,
-        "waited_s": sum(each.wait_s for each in outcomes),
-        "dropped_samples": sum(each.dropped_samples for each in outcomes),
-        "mean_staleness_rounds": first.mean_staleness_rounds,
-        "max_staleness_rounds": first.max_staleness_rounds,
-        "replicas_identical": all(each.replicas_identical for each in outcomes),
-    }
 
 
 def _check_timed(task: str, target: str | None, until: str | None, world: str) -> None:
@@ -315,15 +280,16 @@ def _check_timed(task: str, target: str | None, until: str | None, world: str) -
         raise ValueError(f"the task {task!r} is for virtual time: leave out --world real")
 
 
-def _slowest_step_s(cluster: Cluster, task: Task) -> float:
-    """What a micro-batch costs the slowest worker, on average over its first ones."""
+def _look_ahead(cluster: Cluster, task: Task) -> tuple[float, float]:
+    """What a micro-batch costs the slowest worker, and its samples; means over the first ones."""
     batches = task.batches(0, cluster.workers, 0)
     samples = [task.samples(next(batches)) for _ in range(_LOOK_AHEAD_STEPS)]
     devices = [cluster.device(rank, seed=0) for rank in range(cluster.workers)]
-    return max(
+    slowest_s = max(
         fmean(device.seconds(step, each, 0.0) for step, each in enumerate(samples))
         for device in devices
     )
+    return slowest_s, fmean(samples)
 
 
 def _text_of(cluster: str) -> str:

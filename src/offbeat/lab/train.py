@@ -16,7 +16,8 @@ import offbeat
 from offbeat.clusters import Cluster
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.tasks import Task
-from offbeat.lab.watching import Keeping, OfAttached, Outcome, Plan, Shared, Tell, Watch
+from offbeat.lab.totals import OfAttached, Watch
+from offbeat.lab.watching import Keeping, Outcome, Plan, Shared, Tell
 from offbeat.worlds import World, enter_world, leave_world
 
 _LATEST_STEP = "race/latest-step"
@@ -43,15 +44,13 @@ def train(
         group["lr"] *= contestant.rate
     batches = task.batches(offbeat.rank(), offbeat.world_size(), seed)
     world = enter_world(pace, seed)
-    run = Keeping(
-        task, model, plan, shared, tell, world.records, virtual=pace is None, rank=world.rank
-    )
+    run = Keeping(task, model, plan, shared, tell, world, virtual=pace is None)
     if contestant.is_ddp and pace is not None:
         outcome = _ddp(world, run, task, model, optimizer, batches)
     else:
         outcome = _attached(world, run, task, model, optimizer, batches, contestant)
+    run.finish(outcome, world)
     leave_world(world)
-    run.finish(outcome)
     return outcome
 
 
@@ -73,9 +72,7 @@ def _attached(
     contestant: Contestant,
 ) -> Outcome:
     with offbeat.attach(model, optimizer, contestant.algorithm) as dp:
-        # Not dp.agreed, which brings a worker to the newest round: to be watched changes nothing.
-        run.agreed = dp._replica.agreed
-        run.reads(totals := OfAttached(dp))
+        run.reads(totals := OfAttached(dp), dp._replica)
         while run.goes_on(dp.seconds, dp.round):
             batch = next(batches)
             optimizer.zero_grad()

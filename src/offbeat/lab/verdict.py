@@ -1,18 +1,28 @@
-"""What a race says in the end: the sentence that a user needs."""
+"""What a race says in the end: the sentence that a user needs.
+
+It claims what the seeds support, and no more. Contestants are compared seed by seed; one is faster
+than another if the whole bootstrap interval of the median speed-up says so. A run that never came
+to the target is infinitely long, not left out. The gain is split in two:
+
+    speed-up = samples a second, over the other's  ×  the other's samples to the target, over ours
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from offbeat.lab.goals import Target
-from offbeat.lab.race import Race, Result
+from offbeat.lab.race import Race
+from offbeat.lab.results import Result
+from offbeat.report import spread
+from offbeat.report.spread import ENOUGH_SEEDS, Interval
 
 _BASELINES = ("sync", "ddp")
 _ALIKE = 0.05
-"""With one seed there is no spread: differences up to this share are taken for none."""
+"""With few seeds there is no interval: differences up to this share are taken for none."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +71,33 @@ class Standing:
     def most_stale(self) -> int:
         return max((run.max_staleness_rounds or 0 for run in self.runs), default=0)
 
-    def speed_ups(self, over: Standing) -> list[float]:
-        """How many times as fast as another one, by seed."""
-        return [
-            over.times[seed] / time_s
-            for seed, time_s in self.times.items()
-            if math.isfinite(over.times.get(seed, math.inf)) and math.isfinite(time_s) and time_s
-        ]
+    def speed_up(self, over: Standing) -> Interval:
+        """How many times as fast as another one, seed by seed."""
+        return self._compared(over, lambda run: _or_never(run.seconds_to_target))
+
+    def throughput(self, over: Standing) -> Interval:
+        """How many times the samples a second, on the way to the target."""
+        return self._compared(over, _seconds_a_sample)
+
+    def efficiency(self, over: Standing) -> Interval:
+        """How many times fewer samples to the target."""
+        return self._compared(over, lambda run: _or_never(run.samples_to_target))
+
+    def _compared(self, over: Standing, cost: Callable[[Result], float]) -> Interval:
+        theirs = {run.seed: cost(run) for run in over.runs}
+        pairs = [(cost(run), theirs[run.seed]) for run in self.runs if run.seed in theirs]
+        found = spread.interval(spread.speed_ups([a for a, _ in pairs], [b for _, b in pairs]))
+        return found or Interval(1.0, 0.0, math.inf, 0)
+
+
+def _or_never(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _seconds_a_sample(run: Result) -> float:
+    if not run.samples_to_target or run.seconds_to_target is None:
+        return math.inf
+    return run.seconds_to_target / run.samples_to_target
 
 
 def standings(results: Sequence[Result]) -> list[Standing]:
@@ -89,21 +119,37 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
         return _nobody(race, target, found)
     base = _baseline(found)
     best = min(there, key=lambda each: each.median_s)
-    seeds = f"median of {len(best.runs)} seeds" if len(best.runs) > 1 else "one seed"
-    when = f"it reaches {target} in {best.median_s:.1f} {unit} ({seeds})"
-    ties = [each.label for each in there if each is not best and _alike(best, each)]
+    when = f"it reaches {target} in {best.median_s:.1f} {unit} ({_seeds(best)})"
+    ties = [each.label for each in there if each is not best and not _is_faster(best, each)]
     if base is None:
         also = f"; as fast, within the spread: {', '.join(ties)}" if ties else ""
-        return f"Use {best.label} here: {when}{also}. Add sync, to know what waiting costs."
+        return f"{_use(best)} here: {when}{also}. Add sync, to know what waiting costs."
     if best is base or base.label in ties:
         return _stay(race, base, best, [label for label in ties if label != base.label])
-    parts = [f"Use {best.label} here: {when}, {_times(best, base)}, {_why(race, best, base)}."]
+    parts = [f"{_use(best)} here: {when}, {_times(best, base)}, {_why(race, best, base)}."]
     parts.append(f"The price: {_price(best, base)}.")
     if ties:
         parts.append(f"As fast, within the spread: {', '.join(ties)}.")
-    if len(best.runs) == 1:
-        parts.append("One seed says little: --seeds 3 shows the spread.")
+    if len(best.runs) < ENOUGH_SEEDS:
+        parts.append(_too_few(best))
     return " ".join(parts)
+
+
+def _use(best: Standing) -> str:
+    return f"Use {best.label}" if len(best.runs) >= ENOUGH_SEEDS else f"Probably {best.label}"
+
+
+def _seeds(standing: Standing) -> str:
+    count, missed = len(standing.runs), sum(map(math.isinf, standing.times.values()))
+    if count == 1:
+        return "one seed"
+    return f"median of {count} seeds{f', {missed} of them never' if missed else ''}"
+
+
+def _too_few(standing: Standing) -> str:
+    count = len(standing.runs)
+    seeds = "One seed is" if count == 1 else f"{count} seeds are"
+    return f"{seeds} too few for an interval: --seeds {ENOUGH_SEEDS} gives one."
 
 
 def _fastest(found: list[Standing]) -> str:
@@ -146,37 +192,42 @@ def _stay(race: Race, base: Standing, best: Standing, ties: list[str]) -> str:
         text += "nothing was faster"
     else:
         text += (
-            f"{best.label} reaches {race.plan.target} {_times(best, base)}, "
-            "which is within the spread: it does not matter"
+            f"{best.label} reaches {race.plan.target} {_times(best, base)}: "
+            "as fast, within the spread"
         )
     others = [label for label in ties if label != best.label]
     if others:
-        text += f"; nor does {' or '.join(others)}"
-    return (
+        text += f"; so {'is' if len(others) == 1 else 'are'} {' and '.join(others)}"
+    text = (
         f"{text}. Synchronous workers computed {base.mean('utilization') or 0.0:.0%} of their "
         "time here, and no gradient is stale or dropped."
     )
+    return text if len(base.runs) >= ENOUGH_SEEDS else f"{text} {_too_few(base)}"
 
 
 def _times(best: Standing, base: Standing) -> str:
-    ratios = sorted(best.speed_ups(base))
-    if not ratios:
+    found = best.speed_up(base)
+    if math.isinf(found.median):
         return "which synchronous SGD does not"
-    text = f"{median(ratios):.2f} times as fast as synchronous SGD"
-    return f"{text} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else text
+    text = f"{found.median:.2f} times as fast as synchronous SGD"
+    if found.seeds == 1:
+        return text
+    ends = f"{found.low:.2f} to {found.high:.2f}"
+    return f"{text} ({'95 % interval' if found.seeds >= ENOUGH_SEEDS else 'seeds'} {ends})"
 
 
 def _why(race: Race, best: Standing, base: Standing) -> str:
+    """Split the gain, and say where the throughput comes from."""
     second = "virtual second" if race.world == "virtual" else "second"
-    reasons = []
-    if best.rounds_per_s > base.rounds_per_s:
-        reasons.append(
-            f"it makes {best.rounds_per_s:.1f} rounds a {second} instead of {base.rounds_per_s:.1f}"
-        )
+    more, fewer = best.throughput(base).median, best.efficiency(base).median
+    split = ""
+    if 0 < more < math.inf and 0 < fewer < math.inf:
+        split = f"which is {more:.2f} in samples a {second} times {fewer:.2f} in samples needed"
     mine, theirs = best.mean("utilization") or 0.0, base.mean("utilization") or 0.0
     if mine > theirs:
-        reasons.append(f"its workers compute {mine:.0%} of their time instead of {theirs:.0%}")
-    return f"because {' and '.join(reasons)}" if reasons else "for fewer samples"
+        busy = f"its workers compute {mine:.0%} of their time instead of {theirs:.0%}"
+        split = f"{split}: {busy}" if split else f"because {busy}"
+    return split or "for fewer samples"
 
 
 def _price(best: Standing, base: Standing) -> str:
@@ -197,12 +248,12 @@ def _price(best: Standing, base: Standing) -> str:
     return ", ".join(parts)
 
 
-def _alike(one: Standing, other: Standing) -> bool:
-    """Whether the difference is within the spread over seeds."""
-    ratios = one.speed_ups(other)
-    if len(ratios) < 2:
-        return bool(ratios) and abs(ratios[0] - 1) <= _ALIKE
-    return min(ratios) <= 1.0 <= max(ratios)
+def _is_faster(one: Standing, other: Standing) -> bool:
+    """Whether the seeds support that; with few of them, whether they all say so, and clearly."""
+    found = one.speed_up(other)
+    if found.seeds >= ENOUGH_SEEDS:
+        return found.above_1
+    return found.low > 1 + _ALIKE
 
 
 def _baseline(found: list[Standing]) -> Standing | None:

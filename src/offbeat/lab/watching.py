@@ -1,9 +1,13 @@
 """What a run of a race is to reach, and what its workers remember on the way.
 
-Worker 0 takes snapshots. In virtual time, where that is free, it evaluates them at once, and when
-the target has been reached it says so to the others, who share its process: that costs no virtual
-time and sends no message, so it cannot change what an algorithm does. On real processes it only
-copies the parameters, and evaluates when the run is over.
+The model is evaluated every so many samples that all workers have applied, off the clock: it costs
+no virtual time and sends no message, so to be watched changes nothing. Which model? The one that
+all agree on: that of the newest round, as the worker has it that came to it first. Where models are
+never all the same, the mean of all.
+
+In virtual time, where the workers share a process, it is evaluated at once, and all leave when the
+target has been reached. On real processes models are only copied, and evaluated when the run is
+over: worker 0's, or, where models differ, those of all workers at the same number of samples.
 """
 
 from __future__ import annotations
@@ -12,18 +16,25 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.attach import Attachment
 from offbeat.lab.goals import Target, Until
+from offbeat.lab.reaching import Reaching
 from offbeat.lab.tasks import Task
-from offbeat.records import Line, Sink
+from offbeat.lab.totals import Totals, Watch
+from offbeat.records import Line
+from offbeat.replica import Replica
+from offbeat.rounds import Flats, Layout
+from offbeat.worlds import World
 
 Tell = Callable[[Line], None]
 """Takes a line of progress: rank, seconds, rounds, share, compute_s, wait_s, loss, accuracy."""
+_TOLD = 250
+"""How often worker 0 says how far a virtual run has come, at most."""
+_TELL_EVERY_S = 0.25
+"""How often a real worker does."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +44,10 @@ class Plan:
     until: Until
     """With `target`, its amount is the cap in seconds."""
     target: Target | None
-    snapshots: int
-    """How many to take, evenly over the run."""
+    every: float
+    """Samples of all workers between two evaluations."""
+    window: float
+    """Samples over which the curve is smoothed: see reaching.py."""
     stops: bool
     """Whether a virtual run ends when it has reached the target."""
     limit_s: float = math.inf
@@ -54,60 +67,14 @@ class Shared:
     """The target has been reached: everybody leaves."""
     totals: list[Totals] = field(default_factory=list)
     """Of all workers in this process."""
-
-
-class Totals(Protocol):
-    """What one worker has done so far."""
-
-    @property
-    def compute_s(self) -> float: ...
-
-    @property
-    def wait_s(self) -> float: ...
-
-    @property
-    def samples(self) -> float:
-        """Of all workers, in the rounds that were applied here."""
-
-
-class OfAttached:
-    """The totals that an attachment keeps itself."""
-
-    def __init__(self, dp: Attachment) -> None:
-        self._apply = dp._apply
-
-    @property
-    def compute_s(self) -> float:
-        return self._apply.stats.compute_s
-
-    @property
-    def wait_s(self) -> float:
-        return self._apply.stats.wait_s
-
-    @property
-    def samples(self) -> float:
-        return self._apply.samples
-
-
-@dataclass
-class Watch:
-    """The totals of a worker without one, read off its records, which are handed on."""
-
-    sink: Sink | None
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    samples: float = 0.0
-
-    def __call__(self, line: Line) -> None:
-        kind = line["kind"]
-        if kind == "compute":
-            self.compute_s += line["to_s"] - line["from_s"]
-        elif kind == "wait":
-            self.wait_s += line["to_s"] - line["from_s"]
-        elif kind == "round":
-            self.samples += line["samples"]
-        if self.sink is not None:
-            self.sink(line)
+    replicas: list[Replica] = field(default_factory=list)
+    """Likewise."""
+    applied: float = 0.0
+    """Samples in the steps that workers have made on their own, where models differ."""
+    due: float = 0.0
+    """With so many samples comes the next evaluation."""
+    evaluations: list[Line] = field(default_factory=list)
+    reaching: Reaching | None = None
 
 
 @dataclass
@@ -124,9 +91,13 @@ class Outcome:
     mean_staleness_rounds: float
     max_staleness_rounds: int
     replicas_identical: bool
-    evaluations: list[Line] = field(default_factory=list)
-    """Of worker 0."""
     steps: int = 0
+    evaluations: list[Line] = field(default_factory=list)
+    """Of the whole run: worker 0 has them."""
+    reached_s: float = math.inf
+    """When the target was reached, likewise."""
+    reached_samples: float = math.inf
+    """Applied by all workers then."""
 
 
 @dataclass
@@ -134,7 +105,7 @@ class _Snapshot:
     at_s: float
     round: int
     samples: float
-    parameters: list[Tensor]
+    tensors: list[Tensor]
 
 
 class Keeping:
@@ -147,32 +118,37 @@ class Keeping:
         plan: Plan,
         shared: Shared,
         tell: Tell,
-        records: Sink | None,
+        world: World,
         virtual: bool,
-        rank: int,
     ) -> None:
         self._task = task
         self._model = model
         self._plan = plan
         self._shared = shared
         self._tell = tell
-        self._records = records
+        self._records = world.records
         self._totals: Totals = Watch(None)
+        self._replica: Replica | None = None
+        self._own = 0.0  # samples in this worker's own steps
         self._virtual = virtual
-        self._rank = rank
-        self.looks = rank == 0 or not virtual
-        """Whether this worker has `stepped` called after each of its steps."""
-        self._told_s = 0.0
-        self._taken = 0
+        self._rank = world.rank
+        self._told = self._told_s = 0.0
         self._snapshots: list[_Snapshot] = []
-        self._evaluations: list[Line] = []
-        self.agreed: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Shows the model that all workers agree on, where they have steps of their own."""
+        if shared.reaching is None and plan.target is not None:
+            shared.reaching = Reaching(plan.target, plan.window)
 
-    def reads(self, totals: Totals) -> None:
-        """Have this worker's totals from there."""
+    @property
+    def looks(self) -> bool:
+        """Whether this worker has `stepped` called after each of its steps."""
+        return self._rank == 0 or not self._virtual or self._plan.target is not None
+
+    def reads(self, totals: Totals, replica: Replica | None = None) -> None:
+        """Have this worker's totals from there; and its model, unless a plain one is all it has."""
         self._totals = totals
+        self._replica = replica
         self._shared.totals.append(totals)
+        if replica is not None:
+            self._shared.replicas.append(replica)
 
     def goes_on(self, seconds: float, rounds: int) -> bool:
         """Say whether there is another micro-batch to compute."""
@@ -181,74 +157,159 @@ class Keeping:
         return self._plan.until.share(seconds, rounds, self._totals.samples) < 1.0
 
     def stepped(self, seconds: float, rounds: int, loss: Tensor) -> None:
-        """Look at the run after a step, and take a snapshot if one is due."""
-        share = self._plan.until.share(seconds, rounds, self._totals.samples)
-        due = self._rank == 0 and share * self._plan.snapshots >= self._taken
-        if due:
-            self._taken = int(share * self._plan.snapshots) + 1
-            if self._plan.target is not None:
-                with self.agreed():
-                    self._snapshot(seconds, rounds)
-        if due or (not self._virtual and seconds - self._told_s > 0.25):
-            self._told_s = seconds
-            self._progress(seconds, rounds, loss.item() if self._plan.target else None)
+        """Look at the run after a step, and evaluate the model if that is due."""
+        samples = self._applied()
+        if self._plan.target is not None and samples >= self._shared.due:
+            self._shared.due = samples - samples % self._plan.every + self._plan.every
+            self._look(seconds, rounds, samples)
+        if self._rank == 0 or not self._virtual:
+            self._say(seconds, rounds, loss)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome, world: World) -> None:
         """Evaluate what is left to evaluate, and the model that the run has ended with."""
-        if self._rank != 0 or self._plan.target is None:
+        if self._plan.target is None:
             return
-        trained = _copied(self._model)
+        if self._differ and not self._virtual:
+            self._average(world)
+        if self._rank != 0:
+            return
+        trained, places = _copied(self._places), self._places
         for snapshot in self._snapshots:
-            _put_back(self._model, snapshot.parameters)
+            _put(snapshot.tensors, places)
             self._evaluate(snapshot.at_s, snapshot.round, snapshot.samples)
-        _put_back(self._model, trained)
-        self._evaluate(outcome.seconds, outcome.rounds, self._totals.samples)
-        outcome.evaluations = self._evaluations
+        _put(trained, places)
+        reaching = self._shared.reaching
+        assert reaching is not None
+        if reaching.samples is not None and reaching.seconds is not None:
+            outcome.reached_s, outcome.reached_samples = reaching.seconds, reaching.samples
+        self._evaluate(outcome.seconds, outcome.rounds, self._applied(), ends=True)
+        outcome.evaluations = self._shared.evaluations
 
-    def _snapshot(self, seconds: float, rounds: int) -> None:
-        if not self._virtual:
-            copied = _copied(self._model)
-            self._snapshots.append(_Snapshot(seconds, rounds, self._totals.samples, copied))
-            return
-        loss, accuracy = self._evaluate(seconds, rounds, self._totals.samples)
-        target = self._plan.target
-        if self._plan.stops and target is not None and target.reached(loss, accuracy):
+    # --- the model that all agree on -----------------------------------------------------------
+
+    @property
+    def _differ(self) -> bool:
+        """Whether models are never all the same."""
+        return self._replica is not None and self._replica.means is not None
+
+    @property
+    def _places(self) -> list[Tensor]:
+        """What a snapshot is of."""
+        if self._differ and self._replica is not None:
+            return [each.detach() for each in self._replica.tensors]
+        return [each.detach() for each in self._model.state_dict().values()]
+
+    def _applied(self) -> float:
+        """Samples that all workers have applied, as far as this one knows."""
+        if not (self._virtual and self._differ):
+            return self._totals.samples
+        own = self._totals.own_samples
+        self._shared.applied += own - self._own
+        self._own = own
+        return self._shared.applied
+
+    def _look(self, seconds: float, rounds: int, samples: float) -> None:
+        if self._differ and self._replica is not None and self._replica.shift is not None:
+            if not self._virtual:
+                mine = _read(self._replica)
+                self._snapshots.append(_Snapshot(seconds, rounds, samples, mine.views))
+                return
+            self._replica.shift.show(_mean(self._shared.replicas).views)
+            try:
+                self._judge(seconds, rounds, samples)
+            finally:
+                self._replica.shift.hide()
+        elif self._virtual:
+            with _agreed(self._replica):
+                self._judge(seconds, rounds, samples)
+        elif self._rank == 0:
+            with _agreed(self._replica):
+                copied = _copied(self._places)
+            self._snapshots.append(_Snapshot(seconds, rounds, samples, copied))
+
+    def _judge(self, seconds: float, rounds: int, samples: float) -> None:
+        self._evaluate(seconds, rounds, samples)
+        reaching = self._shared.reaching
+        if self._plan.stops and reaching is not None and reaching.samples is not None:
             self._shared.over = True
 
-    def _evaluate(self, seconds: float, rounds: int, samples: float) -> tuple[float, float | None]:
+    @torch.no_grad()
+    def _average(self, world: World) -> None:
+        """Real workers: have in each snapshot the mean of what all had at as many samples."""
+        channel = world.channel("race/means")
+        count = torch.tensor([float(len(self._snapshots))])
+        channel.all_reduce(count, "min").wait()
+        del self._snapshots[int(count) :]
+        for snapshot in self._snapshots:
+            for tensor in snapshot.tensors:
+                channel.all_reduce(flat := tensor.flatten().clone()).wait()
+                tensor.copy_((flat / world.size).view_as(tensor))
+
+    @torch.no_grad()
+    def _evaluate(self, seconds: float, rounds: int, samples: float, ends: bool = False) -> None:
         training = self._model.training
         self._model.eval()
-        with torch.no_grad():
-            loss, accuracy = self._task.evaluate(self._model)
+        loss, accuracy = self._task.evaluate(self._model)
         self._model.train(training)
         line = {"kind": "evaluation", "at_s": seconds, "round": rounds, "samples": samples}
         line |= {"loss": loss, "accuracy": accuracy}
-        self._evaluations.append(line)
+        self._shared.evaluations.append(line)
+        if self._shared.reaching is not None and not ends:
+            self._shared.reaching.add(samples, seconds, loss, accuracy)
         if self._records is not None:
             self._records(line)
-        return loss, accuracy
 
-    def _progress(self, seconds: float, rounds: int, loss: float | None) -> None:
-        last = self._evaluations[-1] if self._evaluations else {}
+    # --- progress ------------------------------------------------------------------------------
+
+    def _say(self, seconds: float, rounds: int, loss: Tensor) -> None:
+        """Say how far this worker has come, now and then."""
+        share = self._plan.until.share(seconds, rounds, self._totals.samples)
+        due = self._rank == 0 and share * _TOLD >= self._told
+        if not due and (self._virtual or seconds - self._told_s <= _TELL_EVERY_S):
+            return
+        self._told, self._told_s = int(share * _TOLD) + 1, seconds
+        last = self._shared.evaluations[-1] if self._shared.evaluations else {}
         self._tell(
             {
                 "rank": self._rank,
                 "seconds": seconds,
                 "rounds": rounds,
-                "share": self._plan.until.share(seconds, rounds, self._totals.samples),
+                "share": share,
                 "compute_s": sum(each.compute_s for each in self._shared.totals),
                 "wait_s": sum(each.wait_s for each in self._shared.totals),
-                "loss": last.get("loss", loss),
+                "loss": last.get("loss", loss.item() if self._plan.target else None),
                 "accuracy": last.get("accuracy"),
             }
         )
 
 
-def _copied(model: nn.Module) -> list[Tensor]:
-    return [value.detach().clone() for value in model.state_dict().values()]
+def _agreed(replica: Replica | None) -> AbstractContextManager[None]:
+    """Show what all agree on; not dp.agreed, which brings a worker to the newest round."""
+    return nullcontext() if replica is None else replica.agreed()
 
 
-def _put_back(model: nn.Module, copied: list[Tensor]) -> None:
-    with torch.no_grad():
-        for value, copy in zip(model.state_dict().values(), copied, strict=True):
-            value.copy_(copy)
+def _read(replica: Replica) -> Flats:
+    """A copy of one worker's model, where models differ."""
+    assert replica.shift is not None
+    replica.shift.read(model := Flats(Layout(replica.names, replica.tensors)))
+    return model
+
+
+def _mean(replicas: list[Replica]) -> Flats:
+    """The mean of all models."""
+    first, *others = replicas
+    total = _read(first)
+    for each in others:
+        torch._foreach_add_(total.bodies, _read(each).bodies)
+    torch._foreach_div_(total.bodies, float(len(replicas)))
+    return total
+
+
+def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    return [each.clone() for each in tensors]
+
+
+@torch.no_grad()
+def _put(tensors: list[Tensor], into: list[Tensor]) -> None:
+    for here, there in zip(tensors, into, strict=True):
+        there.copy_(here)

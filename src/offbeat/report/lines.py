@@ -55,6 +55,8 @@ class Begin(_Line):
     offbeat: str = ""
     target: str | None = None
     rate: FiniteFloat | None = None
+    tuned: dict[str, Any] = {}
+    edge: str = ""
 
 
 class Compute(_Span):
@@ -101,6 +103,9 @@ class End(_Line):
 class Result(_Line):
     kind: Literal["result"]
     seconds_to_target: FiniteFloat | None = None
+    samples_to_target: FiniteFloat | None = None
+    budget_s: FiniteFloat | None = None
+    diverged: bool = False
     seconds: FiniteFloat | None = None
     steps: NonNegativeInt | None = None
     final_accuracy: float | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
+from offbeat.report import figures, spread
 from offbeat.report.runs import Run, Runs, setting
+from offbeat.report.spread import Interval
 
 NOTHING = "–"
 
@@ -18,8 +21,9 @@ _NARROW = (  # a terminal may have 80 columns
     "lr",
     "time to\ntarget",
     "speed-\nup",
+    "sam-\nples/s",
+    "sam-\nples",
     "utili-\nsation",
-    "waited",
     "drop-\nped",
     "stale-\nness",
 )
@@ -45,14 +49,24 @@ class Row:
     seeds: int
     failed: int
     """In so many of the seeds a worker failed."""
+    diverged: int
+    """In so many of them its numbers left all bounds."""
     rate: float | None
     """The factor of the task's learning rate."""
+    tuned: dict[str, Any]
+    """Settings that were found by trying."""
     times: tuple[float, ...]
     """Seconds to the target, of the seeds that reached it."""
-    seconds_to_target: float | None
-    """The median over the seeds; one that never reached the target counts as infinitely long."""
-    speed_up: float | None
-    """Over the synchronous one on the same cluster; the median over the seeds that both reached."""
+    to_target: Interval | None
+    """Over the seeds; one that never reached the target counts as infinitely long."""
+    budget_s: float | None
+    """Who has not reached the target takes longer than this."""
+    speed_ups: Interval | None
+    """Over the synchronous one on the same cluster, seed by seed."""
+    throughput: Interval | None
+    """Likewise, of samples a second on the way to the target."""
+    efficiency: Interval | None
+    """Likewise, how many times fewer samples to the target; times `throughput` the speed-up."""
     utilization: float | None
     waited_s: float | None
     """Of all workers together; the mean over the seeds."""
@@ -70,6 +84,17 @@ class Row:
     """Likewise, of the samples that were not dropped."""
 
     @property
+    def seconds_to_target(self) -> float | None:
+        """The median; None if that seed never came there."""
+        found = self.to_target
+        return None if found is None or math.isinf(found.median) else found.median
+
+    @property
+    def speed_up(self) -> float | None:
+        """The median."""
+        return None if self.speed_ups is None else self.speed_ups.median
+
+    @property
     def timed(self) -> bool:
         """Whether nothing is learnt: what is compared is speed."""
         return self.samples_per_s is not None
@@ -79,7 +104,7 @@ def rows(runs: Runs) -> list[Row]:
     """Compare the algorithms."""
     groups = runs.groups()
     baseline = {
-        setting(group[0]): {run.about.seed: _compared_s(run) for run in group}
+        setting(group[0]): {run.about.seed: run for run in group}
         for group in reversed(groups.values())  # the first of several is the one
         if group[0].synchronous
     }
@@ -112,10 +137,12 @@ def headings(runs: Runs) -> tuple[str, ...]:
         "lr",
         f"time to target, {seconds}",
         "speed-up",
+        "of it: samples a second",
+        "of it: samples needed",
         "utilisation",
-        f"waited, {seconds}",
         "dropped",
         "staleness, mean and most",
+        f"waited, {seconds}",
         f"final {_score_of(compared)}",
     )
 
@@ -127,24 +154,29 @@ def cells(row: Row) -> tuple[str, ...]:
             row.name,
             _text(row.steps_per_s, "{:,.1f}"),
             _text(row.samples_per_s, "{:,.0f}"),
-            *_shared_cells(row),
+            _text(row.speed_up, "{:.2f}×"),
+            _text(row.utilization, "{:.0%}"),
+            _text(row.waited_s, "{:,.1f}"),
+            _text(row.dropped, "{:.0%}"),
+            _staleness(row),
         )
+    *shown, score = _learnt_cells(row)
+    return (*shown, _text(row.waited_s, "{:,.1f}"), score)
+
+
+def _learnt_cells(row: Row) -> tuple[str, ...]:
+    """Those that a terminal has room for."""
     return (
-        row.name,
-        _text(row.rate, "×{:g}"),
+        ", ".join([row.name, *(f"{name}={_plain(value)}" for name, value in row.tuned.items())]),
+        _text(row.rate, "×{:.3g}"),
         _to_target(row),
-        *_shared_cells(row),
-        _score(row),
-    )
-
-
-def _shared_cells(row: Row) -> tuple[str, ...]:
-    return (
-        _text(row.speed_up, "{:.2f}×"),
+        _with_interval(row.speed_ups, "{:.2f}"),
+        _factor(row.throughput),
+        _factor(row.efficiency),
         _text(row.utilization, "{:.0%}"),
-        _text(row.waited_s, "{:,.1f}"),
         _text(row.dropped, "{:.0%}"),
         _staleness(row),
+        _score(row),
     )
 
 
@@ -154,22 +186,28 @@ def _all_timed(compared: Sequence[Row]) -> bool:
 
 def table(runs: Runs) -> Table:
     """The comparison, for a terminal."""
+    compared = rows(runs)
+    timed = _all_timed(compared)
+    seconds = f"times in {seconds_of(runs)}"
+    waits = "waited: all workers together; staleness: mean, most"
+    split = (
+        "in brackets: 95 % intervals, or the seeds; speed-up = samples a second × samples needed"
+    )
     shown = Table(
         box=None,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption=f"times in {seconds_of(runs)}; waited: all workers together; staleness: mean, most",
+        caption=f"{seconds}; {waits if timed else split}",
         caption_justify="left",
     )
-    compared = rows(runs)
     narrow = (*_NARROW, f"final\n{_score_of(compared)}")
-    for number, heading in enumerate(_NARROW_TIMED if _all_timed(compared) else narrow):
+    for number, heading in enumerate(_NARROW_TIMED if timed else narrow):
         if number == 0:
             shown.add_column(heading, style="bold", overflow="fold")
         else:
             shown.add_column(heading, justify="right", vertical="top")
     for row in compared:
-        shown.add_row(*cells(row))
+        shown.add_row(*(cells(row) if timed else _learnt_cells(row)))
     return shown
 
 
@@ -178,108 +216,41 @@ def failures(runs: Runs) -> list[str]:
     return [f"{run.name}, failed: {run.failure}" for run in runs if run.error is not None]
 
 
-def accuracy(run: Run) -> float | None:
-    """The last accuracy of a run."""
-    if run.result is not None and run.result.final_accuracy is not None:
-        return run.result.final_accuracy
-    known = [line.accuracy for line in run.evaluations if line.accuracy is not None]
-    return known[-1] if known else None
+def _row(name: str, group: list[Run], baseline: dict[int | None, Run]) -> Row:
+    def over(cost: Callable[[Run], float]) -> Interval | None:
+        pairs = [
+            (cost(run), cost(baseline[seed]))
+            for run in group
+            if (seed := run.about.seed) in baseline
+        ]
+        known = [(ours, theirs) for ours, theirs in pairs if not math.isnan(ours + theirs)]
+        return spread.interval(spread.speed_ups([a for a, _ in known], [b for _, b in known]))
 
-
-def loss(run: Run) -> float | None:
-    """The last loss of a run."""
-    if run.result is not None and run.result.final_loss is not None:
-        return run.result.final_loss
-    known = [line.loss for line in run.evaluations if line.loss is not None]
-    return known[-1] if known else None
-
-
-def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
-    median = statistics.median(_to_target_s(run) for run in group)
-    pairs = [(baseline.get(run.about.seed, math.inf), _compared_s(run)) for run in group]
-    ratios = [theirs / ours for theirs, ours in pairs if math.isfinite(theirs + ours) and ours > 0]
-    known_most = [most for run in group if (most := _max_staleness(run)) is not None]
+    budgets = [run.result.budget_s for run in group if run.result and run.result.budget_s]
+    known_most = [most for run in group if (most := figures.max_staleness(run)) is not None]
     return Row(
         name=name,
         seeds=len(group),
         failed=sum(run.error is not None for run in group),
+        diverged=sum(run.result is not None and run.result.diverged for run in group),
         rate=group[0].about.rate,
-        times=tuple(time for run in group if math.isfinite(time := _to_target_s(run))),
-        seconds_to_target=median if math.isfinite(median) else None,
-        speed_up=statistics.median(ratios) if ratios else None,
-        utilization=_mean(_utilization(run) for run in group),
-        waited_s=_mean(_waited_s(run) for run in group),
-        dropped=_mean(_dropped(run) for run in group),
-        mean_staleness_rounds=_mean(_mean_staleness(run) for run in group),
+        tuned=group[0].about.tuned,
+        times=tuple(time for run in group if math.isfinite(time := figures.to_target_s(run))),
+        to_target=spread.interval(map(figures.to_target_s, group)),
+        budget_s=min(budgets, default=None),
+        speed_ups=over(figures.compared_s),
+        throughput=over(figures.seconds_a_sample),
+        efficiency=over(figures.samples_to_target),
+        utilization=_mean(figures.utilization(run) for run in group),
+        waited_s=_mean(figures.waited_s(run) for run in group),
+        dropped=_mean(figures.dropped(run) for run in group),
+        mean_staleness_rounds=_mean(figures.mean_staleness(run) for run in group),
         max_staleness_rounds=max(known_most, default=None),
-        accuracies=tuple(value for run in group if (value := accuracy(run)) is not None),
-        losses=tuple(value for run in group if (value := loss(run)) is not None),
-        steps_per_s=_mean(_steps_per_s(run) for run in group),
-        samples_per_s=_mean(_samples_per_s(run) for run in group),
+        accuracies=tuple(value for run in group if (value := figures.accuracy(run)) is not None),
+        losses=tuple(value for run in group if (value := figures.loss(run)) is not None),
+        steps_per_s=_mean(figures.steps_per_s(run) for run in group),
+        samples_per_s=_mean(figures.samples_per_s(run) for run in group),
     )
-
-
-# --- of one run: its lines first, and what its result says where it has none ---------------------
-
-
-def _to_target_s(run: Run) -> float:
-    found = None if run.result is None else run.result.seconds_to_target
-    return math.inf if found is None else found
-
-
-def _compared_s(run: Run) -> float:
-    """What is compared: seconds to the target, or seconds a sample where there is none."""
-    rate = _samples_per_s(run)
-    return 1 / rate if rate else _to_target_s(run)
-
-
-def _steps_per_s(run: Run) -> float | None:
-    said = run.result
-    if run.about.target or said is None or not said.seconds or said.steps is None:
-        return None
-    return said.steps / said.seconds
-
-
-def _samples_per_s(run: Run) -> float | None:
-    said = run.result
-    if run.about.target or said is None or not said.seconds or said.samples is None:
-        return None
-    return (said.samples - (said.dropped_samples or 0.0)) / said.seconds
-
-
-def _utilization(run: Run) -> float | None:
-    totals = run.totals.values()
-    if spent := sum(each.compute_s + each.wait_s for each in totals):
-        return sum(each.compute_s for each in totals) / spent
-    return None if run.result is None else run.result.utilization
-
-
-def _waited_s(run: Run) -> float | None:
-    if totals := run.totals:
-        return sum(each.wait_s for each in totals.values())
-    return None if run.result is None else run.result.waited_s
-
-
-def _dropped(run: Run) -> float | None:
-    totals = run.totals.values()
-    if samples := sum(each.samples for each in totals):
-        return sum(each.dropped_samples for each in totals) / samples
-    if (said := run.result) is None or not said.samples or said.dropped_samples is None:
-        return None
-    return said.dropped_samples / said.samples
-
-
-def _mean_staleness(run: Run) -> float | None:
-    rounds = run.distinct_rounds
-    if samples := sum(line.samples for line in rounds):
-        return sum(line.mean_staleness_rounds * line.samples for line in rounds) / samples
-    return None if run.result is None else run.result.mean_staleness_rounds
-
-
-def _max_staleness(run: Run) -> int | None:
-    if run.rounds:
-        return max(line.staleness_rounds for line in run.rounds)
-    return None if run.result is None else run.result.max_staleness_rounds
 
 
 # --- as text -------------------------------------------------------------------------------------
@@ -290,20 +261,48 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _text(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
 
 
 def _to_target(row: Row) -> str:
-    failed = f"{row.failed} failed" if row.failed else ""
+    """The median with its interval; and how many seeds never came there, and why."""
     if row.failed == row.seeds:
         return "failed"
+    if row.diverged == row.seeds:
+        return "diverged"
     if not row.times:
-        return f"not reached{failed and f', {failed}'}"
-    if len(row.times) < row.seeds:
-        notes = ", ".join(filter(None, (f"{len(row.times)} of {row.seeds}", failed)))
-        return f"{_text(row.seconds_to_target, '{:,.1f}')} ({notes})"
-    return f"{row.seconds_to_target:,.1f}{_range(row.times, '{:,.1f}')}"
+        return "not reached"
+    assert row.to_target is not None
+    missed = row.seeds - len(row.times) - row.failed - row.diverged
+    counts = {"failed": row.failed, "diverged": row.diverged, "never": missed}
+    notes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    shown = _with_interval(row.to_target, "{:,.1f}", row.budget_s)
+    return f"{shown}, {notes}" if notes else shown
+
+
+def _with_interval(found: Interval | None, form: str, most: float | None = None) -> str:
+    """A median, and its interval; what is infinite is more than the budget."""
+    if found is None:
+        return NOTHING
+
+    def text(value: float) -> str:
+        if math.isfinite(value):
+            return form.format(value)
+        return "∞" if most is None else f">{form.format(most)}"
+
+    if found.seeds < 2 or found.low == found.high:
+        return text(found.median)
+    return f"{text(found.median)} ({text(found.low)}–{text(found.high)})"
+
+
+def _factor(found: Interval | None) -> str:
+    known = found is not None and 0 < found.median < math.inf
+    return f"{found.median:.2f}×" if known and found is not None else NOTHING
 
 
 def _staleness(row: Row) -> str:
@@ -318,15 +317,7 @@ def _score_of(compared: list[Row]) -> str:
 
 def _score(row: Row) -> str:
     if row.accuracies:
-        percent = [100 * value for value in row.accuracies]
-        return f"{statistics.fmean(percent):.1f}%{_range(percent, '{:.1f}')}"
+        return f"{statistics.fmean(row.accuracies):.1%}"
     if row.losses:
-        return f"{statistics.fmean(row.losses):.3g}{_range(row.losses, '{:.3g}')}"
+        return f"{statistics.fmean(row.losses):.3g}"
     return NOTHING
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    """From the lowest to the highest seed; broken off first where a terminal is narrow."""
-    if len(values) < 2:
-        return ""
-    return f" ({form.format(min(values))}–{form.format(max(values))})"

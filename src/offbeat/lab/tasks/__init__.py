@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.lab.tasks import cifar10, digits, hyperplane, logistic, quadratic, text, timing
+from offbeat.lab.tasks import cifar10, digits, hyperplane, logistic, noisy, quadratic, text, timing
 from offbeat.lab.tasks.base import Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "find"]
 
 TASKS: dict[str, Callable[..., Task]] = {
     "digits": digits.task,
+    "noisy": noisy.task,
     "quadratic": quadratic.task,
     "logistic": logistic.task,
     "hyperplane": hyperplane.task,

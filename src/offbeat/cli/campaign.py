@@ -1,0 +1,93 @@
+"""`offbeat campaign`: its arguments."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from offbeat import report as reports
+from offbeat.cli.race import FAILED, INTERRUPTED, WRONG, cores
+from offbeat.errors import OffbeatError, ReportError
+from offbeat.lab import progress, verdict
+from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+
+_WIDE = 100
+
+
+def campaign(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What is to be raced, as TOML.")],
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where results are appended; beside FILE, with the ending .jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time; as many as there are cores.", show_default=False),
+    ] = None,
+) -> None:
+    """Race on many clusters and tasks, from a file; go on where it was interrupted.
+
+    [dim]offbeat campaign league.toml[/]
+
+    Exit status: 0; 1 if a run failed; 2 for wrong arguments; 130 after Ctrl-C.
+    """
+    try:
+        chosen = Campaign(Settings.load(file), shlex.join(["offbeat", *sys.argv[1:]]))
+        opened = ResultsFile(results or file.with_suffix(".jsonl"))
+    except (OffbeatError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(WRONG) from None
+    try:
+        status = _run(chosen, opened, jobs or cores())
+    finally:
+        opened.close()
+    raise typer.Exit(status)
+
+
+def _run(chosen: Campaign, opened: ResultsFile, jobs: int) -> int:
+    status = 0
+    races = chosen.races
+    try:
+        chosen.read(opened)
+        console = Console(stderr=True, highlight=False)
+        trials = races[0].trials if len(races[0].rates) > 1 else 0
+        show = progress.Lines(console, chosen.labels, races[0].seeds, "virtual s", trials)
+        show.done(len(chosen.tuned), len(chosen.results))
+        chosen.run(opened, show, jobs)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from here.", err=True)
+        status = INTERRUPTED
+    except BrokenProcessPool:
+        typer.echo(
+            "A process was ended from outside: the same command goes on from here.", err=True
+        )
+        status = FAILED
+    except ReportError as error:
+        typer.echo(str(error), err=True)
+        return FAILED if chosen.results else WRONG
+    _show(chosen)
+    failed = any(result.error for result in chosen.results.values())
+    return status or (FAILED if failed else 0)
+
+
+def _show(chosen: Campaign) -> None:
+    """A table and a sentence for every race, as far as it has come."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, width=_WIDE)
+    for number, race in enumerate(chosen.races):
+        lines, results = chosen.lines(number)
+        if results:
+            out.print(f"\n[bold]{race.task_name} on {race.cluster.name}[/]")
+            out.print(reports.table(reports.measured(lines)))
+            out.print(f"\n{verdict.sentence(race, results)}")

@@ -1,0 +1,161 @@
+"""`offbeat campaign`: every run once, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat import report
+from offbeat.cli import app
+from offbeat.errors import ReportError
+from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+from offbeat.lab.progress import Progress
+from offbeat.lab.results import Result
+
+SMALL: dict[str, Any] = {
+    "algorithms": ["sync", "eager"],
+    "clusters": ["half-speed-4", "mixed-4"],
+    "tasks": ["quadratic"],
+    "seeds": 2,
+    "rates": "1,2",
+    "trials": 3,
+    "until": "10rounds",
+}
+RUNS = 2 * 2 * 2
+
+
+class Interrupting(Progress):
+    """Presses Ctrl-C after so many runs."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def end(self, label: str, figures: dict[str, Any]) -> None:
+        self.after -= 1
+        if not self.after:
+            raise KeyboardInterrupt
+
+
+def done(path: Path, show: Progress | None = None, **changed: Any) -> list[Result]:
+    """Run a campaign as far as it goes; its results so far, in order."""
+    campaign = Campaign(Settings(**{**SMALL, **changed}))
+    file = ResultsFile(path)
+    try:
+        campaign.read(file)
+        campaign.run(file, show or Progress(), jobs=2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        file.close()
+    return [result for race in range(len(campaign.races)) for result in campaign.lines(race)[1]]
+
+
+def kinds(path: Path) -> Counter[str]:
+    return Counter(json.loads(line)["kind"] for line in path.read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_a_campaign_goes_on_where_it_was_interrupted_and_does_nothing_twice(tmp_path: Path) -> None:
+    whole = done(tmp_path / "whole.jsonl")
+    assert len(whole) == RUNS
+    path = tmp_path / "parts.jsonl"
+    assert len(done(path, Interrupting(after=3))) == 3
+    with path.open("a") as file:  # and a crash, while the next was being written down
+        file.write('{"kind": "run", "label": "sync"}\n{"kind": "result", "la')
+    assert done(path) == whole
+    expected = {"campaign": 1, "tuned": 4, "run": RUNS, "result": RUNS}
+    assert kinds(path) == kinds(tmp_path / "whole.jsonl") == expected
+    before = path.read_bytes()
+    assert done(path) == whole
+    assert path.read_bytes() == before
+    names = {row.name for row in report.rows(report.load([path]))}
+    assert names == {f"{a}, {c}" for a in SMALL["algorithms"] for c in SMALL["clusters"]}
+
+
+def test_results_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> None:
+    def refused(words: str, **changed: Any) -> None:
+        before = path.read_bytes()
+        file = ResultsFile(path)
+        with pytest.raises(ReportError, match=words):
+            Campaign(Settings(**{**SMALL, **changed})).read(file)
+        file.close()
+        assert path.read_bytes() == before
+
+    path = tmp_path / "r.jsonl"
+    file = ResultsFile(path)
+    Campaign(Settings(**SMALL)).read(file)
+    file.close()
+    refused("of a campaign with other settings: name another file", seeds=3)
+    head = json.loads(path.read_text())
+    path.write_text(json.dumps({**head, "offbeat": "0.0.1"}) + "\n")
+    refused(r"another version \(0\.0\.1, this is")
+    path.write_text('{"kind": "run"}\n{"kind": "result"}\n')
+    refused("not a file of a campaign's results")
+    path.write_text(json.dumps(head) + "\nnonsense\n" + json.dumps(head) + "\n")
+    refused("line 2: not a line of results")
+
+
+def test_two_campaigns_do_not_write_into_one_file(tmp_path: Path) -> None:
+    first = ResultsFile(tmp_path / "r.jsonl")
+    with pytest.raises(ReportError, match="another campaign is writing there"):
+        ResultsFile(tmp_path / "r.jsonl")
+    first.close()
+    ResultsFile(tmp_path / "r.jsonl").close()
+
+
+def test_a_full_disk_is_said() -> None:
+    file = ResultsFile(Path("/dev/full"))
+    with pytest.raises(ReportError, match="No space left on device; what was there is kept"):
+        file.append({"kind": "campaign"})
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("algorithms = [", "not TOML"),
+        ('algorithms = ["sync"]\ntasks = ["quadratic"]', 'key "clusters": Field required'),
+        ("{small}\nsedes = 3", 'key "sedes": Extra inputs are not permitted'),
+        ('{small}\nseeds = "3"', 'key "seeds": Input should be a valid integer'),
+        ("{small}\nseeds = 0", "seeds must be between"),
+        ('{small}\nrates = "1,2"\ntrials = 2', "the best is always at the edge"),
+        ('algorithms = ["snyc"]\n{rest}', "did you mean 'sync'"),
+        ('algorithms = ["eager:quorum=5"]\n{rest}', "between 1 and the 4 workers, got 5"),
+        ('{small}\ntarget = "fast"', "target must be such as"),
+        (
+            'algorithms = ["sync"]\nclusters = ["mixed-4", "mixed-4"]\ntasks = ["quadratic"]',
+            "mixed-4 is named twice",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_campaigns_file_is_said(tmp_path: Path, text: str, words: str) -> None:
+    rest = 'clusters = ["half-speed-4"]\ntasks = ["quadratic"]'
+    path = tmp_path / "c.toml"
+    path.write_text(
+        text.replace("{small}", f'algorithms = ["sync"]\n{rest}').replace("{rest}", rest)
+    )
+    done = CliRunner().invoke(app, ["campaign", str(path)])
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.output
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+def test_the_command_shows_a_table_and_a_sentence_for_each_race(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        'algorithms = ["sync", "eager"]\nclusters = ["half-speed-4"]\ntasks = ["timing"]\n'
+        'seeds = 1\nuntil = "10rounds"\n'
+    )
+    for _ in range(2):  # the second time there is nothing left to do
+        done = CliRunner().invoke(app, ["campaign", str(path), "--jobs", "1"])
+        assert done.exit_code == 0, done.output
+        assert "timing on half-speed-4" in done.stdout
+        assert "The most samples a second has eager" in done.stdout
+    assert kinds(tmp_path / "c.jsonl") == {"campaign": 1, "tuned": 2, "run": 2, "result": 2}
