@@ -28,9 +28,9 @@ Terms, the same for all, fixed before any result:
 When gradients come does not depend on noise or lr, unless R does. So a run holds all seeds and all
 values of c side by side, on one course of events, until the fastest c is there with all seeds.
 
-    python benchmarks/time_to_epsilon.py [--quick] [--json FILE] [--profiles NAME ...]
+    python benchmarks/time_to_epsilon.py [--quick] [--json FILE] [--profiles NAME ...] [--rows NAME]
 
-FILE keeps what it holds of other profiles.
+FILE keeps what it holds of other profiles and rows.
 """
 
 from __future__ import annotations
@@ -321,7 +321,8 @@ def measured_online(name: str, by_speeds: bool, tau: list[float]) -> dict[str, A
     """The best c, and how long it takes with other seeds."""
     best = Reached()
     for c in (1.0, 0.5, 2.0, 0.25):
-        found = run_online(c, tau, 0, best.seconds[0], by_speeds)
+        until_s = min(best.seconds[0], optimal(tau) * DIFFICULTY)  # else it is given up
+        found = run_online(c, tau, 0, until_s, by_speeds)
         if found.seconds[0] < best.seconds[0]:
             best = found
     runs = [run_online(best.c, tau, seed, math.inf, by_speeds) for seed in range(1, SEEDS)]
@@ -360,6 +361,7 @@ def _held(path: Path | None) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rows", help="only those whose name has this in it")
     parser.add_argument("--profiles", nargs="*", choices=list(PROFILES), default=list(PROFILES))
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -374,6 +376,8 @@ def main() -> None:
             name = f"Ringmaster, {name}"
             runs[name] = partial(measured_online, name, by_speeds, tau)
         for name, go in runs.items():
+            if asked.rows is not None and asked.rows not in name:
+                continue
             row = {"profile": profile, "workers": n, **go()}
             rows.append(row)
             theirs = row["theory_over_optimal"]
@@ -383,7 +387,9 @@ def main() -> None:
                 + ("" if theirs is None else f"  theory {theirs:.3f}"),
                 flush=True,
             )
-            kept = [each for each in _held(asked.json) if each["profile"] not in asked.profiles]
+            mine = {(each["profile"], each["method"]) for each in rows}
+            held = _held(asked.json)
+            kept = [each for each in held if (each["profile"], each["method"]) not in mine]
             figures = {"S": S, "difficulty": DIFFICULTY, "rows": kept + rows}
             common.write(asked.json, figures)
 

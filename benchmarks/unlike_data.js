@@ -13,7 +13,7 @@ function power(value) {
 function frequency(level) {
   return {
     silent: true, symbol: "none", data: [{ yAxis: level }], lineStyle: { color: css("soft"), type: [4, 4] },
-    label: { position: "insideEndTop", formatter: "each counts as often as it comes", ...text("soft", 12.5) },
+    label: { position: "insideEndBottom", formatter: "each counts as often as it comes", ...text("soft", 12.5) },
   };
 }
 

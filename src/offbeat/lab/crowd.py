@@ -328,7 +328,7 @@ class _Server:
         return [
             each
             for each in verdict.stopped
-            if self._ends_s[each] - self._now > self._expected(each)
+            if self._ends_s[each] == inf or self._ends_s[each] - self._now > self._expected(each)
         ]
 
     def _remember(self, worker: int, seconds: float) -> None:
