@@ -6,6 +6,8 @@ which are in it, and the others must be those that the judge has dropped, or tha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from schedule_log import Gradient, Log
 from schedule_play import Member, Plain
@@ -104,12 +106,10 @@ class Single(Member):
         if arrival == "dropped":
             samples = sum(self._samples[each] for each in self._piled)
             assert dropped == samples, f"{dropped} samples dropped, of {samples}"
+        oldest = min(gradient.version for gradient in gone)
         for each, gradient in zip(self._piled, gone, strict=True):
-            if arrival in ("dropped", "abandoned"):
-                arrival_now: Arrival = "dropped"
-                self.log.gradients[each] = Gradient(
-                    gradient.version, arrival_now, gradient.at_s, gradient.started
-                )
+            if arrival in ("dropped", "abandoned"):  # by the oldest of them
+                self.log.gradients[each] = replace(gradient, version=oldest, arrival="dropped")
         self._piled.clear()
 
 

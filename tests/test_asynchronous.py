@@ -374,6 +374,21 @@ def test_a_scheduler_of_ours_and_a_scaled_step_leave_the_learning_rate_as_it_is(
             assert rate == pytest.approx(0.1 * 0.9**ticks)
 
 
+def test_a_learning_rate_that_is_a_tensor_is_scaled_and_put_back() -> None:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+
+    def plain_rate(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    cluster, algorithm = _cluster(1.0, 9.3), offbeat.ASGD(delay_adaptive=True)
+    ours, theirs = (
+        offbeat.run(lambda make=make: train(10, algorithm, make)[0][-1], cluster).results
+        for make in (optimizer, plain_rate)
+    )
+    assert all(torch.allclose(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
+
+
 @pytest.mark.parametrize("algorithm", METHODS, ids=str)
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_a_gradient_that_is_not_finite_spoils_nothing(

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -48,6 +49,15 @@ TRIGGERS: list[tuple[str | int, int | None, bool, str]] = [
     ("all", None, False, "lockstep"),
     ("all", None, False, "at boundary"),
     ("all", None, False, "at boundary"),
+]
+JUDGES = [
+    "all: 1",
+    "late: 2",
+    "late stops: 2",
+    "late longer: 1",
+    "some: 5",
+    "topped: 2",
+    "in turn: 1",
 ]
 
 
@@ -125,6 +135,24 @@ def test_random_sleeps_keep_every_promise(workers: int) -> None:
         if plan.rules.quorum == "solo" and plan.rules.max_staleness_rounds is None:
             late = [g for log in logs for g in log.gradients if g.arrival != "on time"]
             assert late, "nobody was late: the schedule proves nothing"
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_gradients_that_come_by_themselves_keep_every_promise(workers: int) -> None:
+    schedules = []
+    for seed, judge in enumerate(JUDGES):
+        schedule = _schedule(seed, workers)
+        [plan] = schedule.plans
+        plan = Plan("queue", Rules("solo"), judge=judge, samples=plan.samples, hasty=plan.hasty)
+        schedules.append(replace(schedule, plans=(plan,)))
+    ended = processes(_live_all, workers, schedules)
+    for number, schedule in enumerate(schedules):
+        logs = [each.result[number][0] for each in ended]
+        try:
+            check(schedule, schedule.plans[0], Outcome(logs, {}), virtual=False)
+        except AssertionError as error:
+            error.add_note(f"{schedule}")
+            raise
 
 
 # --- slow, stopped, lost -------------------------------------------------------------------

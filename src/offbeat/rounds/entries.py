@@ -26,9 +26,12 @@ class Entry:
     why: str
     worker: int
     version: int = 0
+    """Of the oldest micro-batch in it."""
     samples: float = 0.0
     seconds: float = 0.0
     micro_batches: int = 0
+    known: float = 0.0
+    """The sum of its samples, each times the version that it was computed from."""
     made: int = 0
     """Steps that it has made since it said so last."""
     ends: bool = False

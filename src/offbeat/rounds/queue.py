@@ -67,6 +67,7 @@ class Queue(Turns):
             self._rates = rates
             self._steps += 1
             self._made += pile.samples > before
+            pile.known_samples += (pile.samples - before) * self._version(self.log.taken)
             if pile.oldest_round is None:
                 pile.oldest_round = self.log.taken
         if arrive:
@@ -94,6 +95,7 @@ class Queue(Turns):
             worker=self._world.rank,
             version=version,
             samples=pile.samples,
+            known=pile.known_samples,
             seconds=seconds,
             micro_batches=pile.micro_batches,
             made=made,
@@ -167,8 +169,7 @@ class Queue(Turns):
         leaves = presence == header.LEFT
         with self._state:
             self._presence, pauses = presence, self._roll.pauses
-        if leaves:
-            self._send()  # what is left on the pile
+        self._send()  # what is left on the pile: it would be of parameters of two ages
         why = entries.LEFT if leaves else entries.PAUSED
         self._bells.tell(Entry(why, self._world.rank).written())
 

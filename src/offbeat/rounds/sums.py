@@ -23,7 +23,8 @@ class Sum:
         """What follows is of gradients that no round has held yet."""
         self._samples = [0.0] * self._size
         self._micro_batches = 0
-        self._versions: list[tuple[int, float]] = []  # each with its samples
+        self._versions: list[int] = []  # the oldest in each gradient
+        self._known = 0.0  # of all samples, their versions
         self._rates: list[tuple[tuple[float, ...], float]] = []
 
     def add(self, entry: Entry, pile: Pile, piles: Piles) -> None:
@@ -42,7 +43,8 @@ class Sum:
             piles.give_back(pile)
         self._samples[entry.worker] += entry.samples
         self._micro_batches += entry.micro_batches
-        self._versions.append((entry.version, entry.samples))
+        self._versions.append(entry.version)
+        self._known += entry.known
         self._rates.append((entry.rates, entry.samples))
 
     @property
@@ -53,8 +55,6 @@ class Sum:
     def told(self, number: int, version: int, divisor: float, scale: float) -> Round:
         """What a round says of what is new in the sum; it makes an update to that version."""
         assert self.pile is not None, "a judge updates with what was added up"
-        samples = sum(self._samples)
-        delays = [(version - 1 - each, weight) for each, weight in self._versions]
         told = Round(
             round=number,
             sum=self.pile.flats,
@@ -63,8 +63,8 @@ class Sum:
             used=tuple(self.pile.used),
             rates=agreed(self._rates),
             scale=scale,
-            staleness_rounds=max((delay for delay, _ in delays), default=0),
-            mean_staleness_rounds=sum(delay * each for delay, each in delays) / samples,
+            staleness_rounds=version - 1 - min(self._versions),
+            mean_staleness_rounds=version - 1 - self._known / sum(self._samples),
             micro_batches=self._micro_batches,
         )
         self._begin()
@@ -86,6 +86,7 @@ class Sum:
             "samples": list(self._samples),
             "micro_batches": self._micro_batches,
             "versions": list(self._versions),
+            "known": self._known,
             "rates": list(self._rates),
             "used": None if pile is None else list(pile.used),
             "unit": None if pile is None else pile.unit,
@@ -95,7 +96,8 @@ class Sum:
     def load_state_dict(self, state: dict[str, Any], piles: Piles) -> None:
         """Become what was saved."""
         self._samples, self._micro_batches = list(state["samples"]), state["micro_batches"]
-        self._versions, self._rates = list(state["versions"]), list(state["rates"])
+        self._versions, self._known = list(state["versions"]), state["known"]
+        self._rates = list(state["rates"])
         self.pile = None
         if state["bodies"]:
             self.pile = piles.nothing()
