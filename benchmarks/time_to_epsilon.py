@@ -41,7 +41,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from offbeat import theory
 from offbeat.algorithms import ASGD, RennalaSGD, RingmasterASGD
 from offbeat.algorithms.ringmaster import NotTooLate
 from offbeat.asynchronous import Asynchronous
@@ -189,30 +189,23 @@ def run_online(c: float, tau: list[float], seed: int, until_s: float, by_speeds:
 
 
 class Online(NotTooLate):
-    """R as many gradients as are of use, by what is measured."""
+    """R as many gradients as are of use, by what is measured; or what follows by speeds."""
 
     def __init__(self, size: int, by_speeds: bool) -> None:
-        super().__init__(size, size, stops=True)
+        super().__init__(size, "auto", stops=True)
         self._choice = UsefulGradients(most=size)
         self._by_speeds = by_speeds
-        self._took_s: dict[int, float] = {}
-        self._known = (0, 0)
         self._useful = size
 
     def hear(self, stream: NoiseStream) -> None:
         """Choose R anew, from all that was applied."""
         self._useful = self._choice(stream.measured)
-        known = (self._useful, len(self._took_s))
-        if known != self._known:
-            self._known = known
-            m = workers_of_use(sorted(self._took_s.values()), self._useful)
+        if self._by_speeds:
+            self.learn(self._useful)
+        else:
             self.limit = self._useful
-            if self._by_speeds:
-                self.limit = max(1, round(math.sqrt(m * self._useful)))
 
     def judge(self, ticket: Ticket) -> Verdict:
-        taken_s = min(ticket.seconds, self._took_s.get(ticket.worker, math.inf))
-        self._took_s[ticket.worker] = taken_s
         return replace(super().judge(ticket), scale=1 / max(self.limit, self._useful))
 
 
@@ -254,7 +247,9 @@ def everybody(tau: list[float], quick: bool) -> dict[str, list[Contestant]]:
         "Rennala": [of_batches(n, batch) for batch in (100, 50, 200, 400)],
         "Ringmaster, best R": [of_limit(limit) for limit in (100, 50, 200, 25, 400, 12, n)],
         "Ringmaster, the paper's R": [of_limit(math.ceil(S))],
-        "m-sync, best m": [of_m(n, m) for m in ms if tau[m - 1] * (1 + S / m) < 4 * _m_sync(tau)],
+        "m-sync, best m": [
+            of_m(n, m) for m in ms if tau[m - 1] * (1 + S / m) < 4 * theory.m_sync_time(tau, S)
+        ],
         "m-sync, topped up, best m": [
             topped_up(tau, m) for m in ms if tau[m - 1] < 8 * optimal(tau)
         ],
@@ -266,30 +261,13 @@ def everybody(tau: list[float], quick: bool) -> dict[str, list[Contestant]]:
     return grids
 
 
-def _by_workers(tau: list[float], noise: float) -> list[float]:
-    speeds = accumulate(1 / each for each in tau)
-    return [(m + noise) / speed for m, speed in enumerate(speeds, start=1)]
-
-
-def optimal(tau: list[float], noise: float = S) -> float:
+def optimal(tau: list[float]) -> float:
     """T_opt."""
-    return min(_by_workers(tau, noise))
+    return theory.optimal_time(tau, S).time_s
 
 
-def workers_of_use(tau: list[float], noise: float) -> int:
-    """With how many it is reached."""
-    times = _by_workers(tau, noise)
-    return times.index(min(times)) + 1
-
-
-def _m_sync(tau: list[float]) -> float:
-    return min(each * (1 + S / m) for m, each in enumerate(tau, start=1))
-
-
-def theory(tau: list[float]) -> dict[str, float]:
+def bounds(tau: list[float]) -> dict[str, float]:
     """The table, in units of L Delta / epsilon."""
-    n = len(tau)
-    mean = n / sum(1 / each for each in tau)
     best = optimal(tau)
     return {
         "Rennala": best,
@@ -297,9 +275,9 @@ def theory(tau: list[float]) -> dict[str, float]:
         "Ringmaster, the paper's R": best,
         "Ringmaster, R online": best,
         "Ringmaster, R online, by speeds": best,
-        "m-sync, best m": _m_sync(tau),
-        "sync": tau[-1] * (1 + S / n),
-        "ASGD": mean * (1 + S / n),
+        "m-sync, best m": theory.m_sync_time(tau, S),
+        "sync": theory.sync_time(tau, S),
+        "ASGD": theory.async_time(tau, S),
     }
 
 
@@ -335,7 +313,7 @@ def _row(
 ) -> dict[str, Any]:
     seconds = statistics.median(best.seconds[1:] or (math.inf,))
     unit_s = optimal(tau) * DIFFICULTY
-    least = theory(tau).get(name)
+    least = bounds(tau).get(name)
     return {
         "method": name,
         "setting": setting,

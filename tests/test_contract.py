@@ -66,7 +66,7 @@ ASYNCHRONOUS: dict[str, dict[str, dict[str, Any]]] = {
         "auto": {},
         "never": {"max_delay": 2, "stop": "never"},
         "expired": {"max_delay": 3, "stop": "expired"},
-        "longer": {"max_delay": 1},
+        "longer": {"max_delay": 1, "stop": "longer"},
         "twos": {"max_delay": 2, "stop": "expired", "micro_batches": 2},
     },
     "RennalaSGD": {"auto": {}, "five": {"batch": 5}, "unstopped": {"batch": 3, "stop": False}},

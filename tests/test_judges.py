@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 import offbeat
+from offbeat import theory
 from offbeat.algorithms import ASGD, RennalaSGD, RescaledASGD, RingleaderASGD, RingmasterASGD
+from offbeat.algorithms.ringmaster import NotTooLate
 from offbeat.asynchronous import Asynchronous
 from offbeat.errors import DeadlockError
 from offbeat.lab import crowd
@@ -466,3 +468,31 @@ def test_a_torch_model_trains_in_a_crowd_as_by_hand() -> None:
     )
     expected = torch.cat([each.detach().flatten() for each in by_hand.parameters()])
     assert torch.equal(found.point, expected)
+
+
+# --- choosing the limit ----------------------------------------------------------------------
+
+
+def test_a_limit_chosen_online_goes_with_the_noise_and_with_the_speeds_that_show() -> None:
+    judge = RingmasterASGD("auto").judge(25)
+    assert isinstance(judge, NotTooLate)
+    judge.learn(100.0)
+    assert judge.limit == 25  # nobody has come: as many as there are workers
+    for worker in range(25):
+        judge.judge(Ticket(worker, judge.version, seconds=1.0))
+    judge.learn(100.0)
+    assert judge.limit == theory.staleness_limit_by_speed([1.0] * 25, 100.0) == 50
+    judge.learn(0.01)
+    assert judge.limit == 1
+
+
+def test_a_limit_chosen_online_leaves_out_workers_that_are_not_worth_having() -> None:
+    judge = RingmasterASGD("auto").judge(4)
+    assert isinstance(judge, NotTooLate)
+    for worker, seconds in enumerate((1.0, 1.0, 1.0, 1000.0)):
+        judge.judge(Ticket(worker, judge.version, seconds=seconds))
+    judge.learn(12.0)
+    assert judge.limit == 6  # sqrt(3 * 12)
+    judge.judge(Ticket(3, judge.version, seconds=1.0))  # it is not that slow, after all
+    judge.learn(12.5)
+    assert judge.limit == 7  # sqrt(4 * 12.5)
