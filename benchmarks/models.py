@@ -1,12 +1,13 @@
 """Methods that move models: WAGMA-SGD, DaSGD, DecentLaM, DiLoCo and their relatives; virtual time.
 
-Five parts. Each trains Fashion-MNIST (on Debian: apt-get install dataset-fashion-mnist; without it,
+Six parts. Each trains Fashion-MNIST (on Debian: apt-get install dataset-fashion-mnist; without it,
 digits) at 14 x 14 pixels by a net of one hidden layer, or nothing at all where only time counts.
 
     wagma      64 workers, two of them, drawn anew for every step, 320 ms late; 0.66 s a step and an
                exchange, as in the paper's balanced runs (WAGMA-SGD, arXiv 2005.00124). Throughput,
                and accuracy after the same number of samples. The paper: 1.25 times local SGD with
                period 1, 75.3 % where all-reduce has 75.9
+    long       the same for twice as many samples: all-reduce, WAGMA-SGD, and that as printed
     unequal    64 workers, steps of 1.7 to 43.5 s, as its reinforcement-learning task has them: an
                exponential above 1.7 s, cut off at 43.5, mean 9.4. Throughput alone. The paper:
                2.33 times local SGD with period 1, on 1,024 workers
@@ -78,8 +79,10 @@ def cluster_of(name: str, workers: int, seed: int) -> offbeat.Cluster:
     head, calm = f"workers = {workers}\n", '[[noise]]\nkind = "lognormal"\nsigma = 0.05\n'
     late = '[[noise]]\nkind = "random_delay"\nk = 2\ndelay_s = 0.32\n'
     half = f"speed = {[1.0] * (workers // 2) + [0.5] * (workers // 2)}\n"
+    delayed = head + f"[compute]\nstep_s = 0.62\n{calm}{late}" + _network(0.04, workers)
     texts = {
-        "wagma": head + f"[compute]\nstep_s = 0.62\n{calm}{late}" + _network(0.04, workers),
+        "wagma": delayed,
+        "long": delayed,
         "unequal": head
         + f"[compute]\nstep_s = 9.4\n{_unequal_rows(workers, seed)}"
         + _network(0.04, workers),
@@ -259,8 +262,14 @@ METHODS: dict[str, dict[str, Make]] = {
         "eager-SGD": lambda _: offbeat.EagerSGD(),
         "WAGMA-SGD": lambda _: offbeat.WAGMASGD(period=10),
         "WAGMA-SGD, momentum averaged": lambda _: offbeat.WAGMASGD(period=10, momentum="averaged"),
+        "WAGMA-SGD, delay 1": lambda _: offbeat.WAGMASGD(period=10, delay=1),
         "WAGMA-SGD, as printed": lambda _: offbeat.WAGMASGD(period=10, **AS_PRINTED),
         "wait-free local SGD": lambda _: offbeat.WaitFreeLocalSGD(),
+    },
+    "long": {
+        "all-reduce": lambda _: offbeat.SyncSGD(),
+        "WAGMA-SGD": lambda _: offbeat.WAGMASGD(period=10),
+        "WAGMA-SGD, as printed": lambda _: offbeat.WAGMASGD(period=10, **AS_PRINTED),
     },
     "unequal": {
         "local SGD, period 1": lambda _: offbeat.LocalSGD(1),
@@ -300,6 +309,7 @@ def jobs_of(part: str, quick: bool) -> list[Job]:
     epoch = 6_000 if quick else 50_000
     sizes: dict[str, Job] = {
         "wagma": Job(part, "", 64, 16, 2 * epoch, momentum=0.9, every=epoch // 4),
+        "long": Job(part, "", 64, 16, 4 * epoch, momentum=0.9, every=epoch // 4),
         "unequal": Job(part, "", 64, 1, 640 if quick else 3_200),
         "dasgd": Job(part, "", 16, 1, 1_600 if quick else 8_000),
         "decentlam": Job(part, "", 16, 8, 2 * epoch, alpha=0.1, every=epoch // 4),

@@ -5,10 +5,11 @@ is wrong, and, if it hung, the stacks of its workers; then a table of the ways t
 status is 1 if any failed.
 
     python benchmarks/ordinary_scripts.py --count 300 [--seed FIRST] [--busy N] [--limit SECONDS]
-                                          [--json FILE] [--quick]
+                                          [--algorithms NAME ...] [--json FILE] [--quick]
 
-`--seed N` alone replays one script. `--busy 4` runs four busy loops beside it, which brings about
-orders of events that an idle machine does not. `--quick`: 20 scripts.
+`--seed N` alone replays one script. `--algorithms` leaves out the seeds of all others. `--busy 4`
+runs four busy loops beside it, which brings about orders of events that an idle machine does not.
+`--quick`: 20 scripts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import common
@@ -41,16 +43,23 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
+def _name(seed: int) -> str:
+    return ordinary.draw(seed).algorithm.split("(")[0]
+
+
 def main() -> int:
     parser = common.options(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--count", type=int, help="how many; 300, or 1 with --seed")
     parser.add_argument("--seed", type=int, help="of the first; 0")
+    names = list(ordinary.ALGORITHMS)
+    parser.add_argument("--algorithms", nargs="+", choices=names, default=names, help="only these")
     parser.add_argument("--busy", type=int, default=0, help="busy loops beside it")
     parser.add_argument("--limit", type=float, default=ordinary.LIMIT_S, help="seconds a script")
     given = parser.parse_args()
     first = given.seed or 0
     default = 20 if given.quick else 300 if given.seed is None else 1
-    seeds = range(first, first + (default if given.count is None else given.count))
+    wanted = default if given.count is None else given.count
+    seeds = list(islice((seed for seed in count(first) if _name(seed) in given.algorithms), wanted))
 
     kinds: Counter[str] = Counter()
     failed: list[ordinary.Verdict] = []
@@ -69,10 +78,11 @@ def main() -> int:
 
     seconds = time.monotonic() - began
     print(f"{len(failed)} of {len(seeds)} scripts failed, in {seconds:.0f} s")
-    for kind, count in kinds.most_common():
-        print(f"{count:5}  {kind}")
+    for kind, times in kinds.most_common():
+        print(f"{times:5}  {kind}")
     figures = {
         "first_seed": first,
+        "algorithms": given.algorithms,
         "scripts": len(seeds),
         "failed": len(failed),
         "kinds": dict(kinds.most_common()),

@@ -1,8 +1,9 @@
 """What one slow rank costs the others: time per step of the fast, samples per second of all.
 
-Two and four real ranks over Gloo; the last one sleeps 50 ms longer in every step. A step is a real
-forward and backward pass of a small model, and in between a sleep that stands for an accelerator:
-10 ms in all. "own compute" is the same loop without any exchange, on the same processes.
+Real ranks over Gloo, two and four as a rule; the last one sleeps 50 ms longer in every step. A step
+is a real forward and backward pass of a small model, and in between a sleep that stands for an
+accelerator: 10 ms in all. "own compute" is the same loop without any exchange, on the same
+processes, all of them at the same time: so what they pay for too few cores is in it.
 
     ddp              DistributedDataParallel
     post-local       torch's PostLocalSGDOptimizer, models averaged every 8 steps
@@ -12,15 +13,22 @@ forward and backward pass of a small model, and in between a sleep that stands f
     solo, delay      EagerSGD("solo", delay=1): nobody waits for its own round either
     abs              ABSSGD
     abs, local       WaitFreeLocalSGD(): one's own gradients at once
-    wagma            WAGMASGD(group=2): in every 10th round all wait for all
-    wagma, solo      WAGMASGD(group=2, period_quorum="solo"): nobody waits for the slow rank
-    wagma, delay     the same with delay=1: nor for its own round
+    asgd             ASGD(): every gradient by itself, from one to all
+    ringmaster       RingmasterASGD(4): those that have missed fewer than 4 updates
+    wagma            WAGMASGD(group=2): waits for the exchange of its own round, not for the slow
+    wagma, delay     the same with delay=1: only for that of the round before
+    pairs            no method, and nothing of ours: after a step, torch's all-reduce of the model
+                     with one other rank, waited for a step later. What exchanges of that size cost
+                     at least; from 4 ranks on, where it is not the slow rank's other one
+
+A step's CPU time, of all threads of the process, says what the ranks must share: with more of them
+than cores, a step takes at least ranks x CPU time / cores.
 
 Accelerate and torchft take part if they are installed; torchft not with --quick. Contestants take
 turns in the same processes, except torchft, which has a server and thus processes of its own. Those
 that need equal numbers of steps on all ranks get them; the others train for as long.
 
-    python benchmarks/straggler_step.py [--quick] [--json FILE]
+    python benchmarks/straggler_step.py [--ranks 2,4] [--only NAME ...] [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -131,6 +139,27 @@ def accelerate(task: Task) -> Iterator[Step]:
         yield step
 
 
+@contextmanager
+def pairs(task: Task) -> Iterator[Step]:
+    groups = [dist.new_group([rank, rank + 1]) for rank in range(0, dist.get_world_size(), 2)]
+    group, parameters = groups[dist.get_rank() // 2], list(task.model.parameters())
+    flat = torch.zeros(sum(each.numel() for each in parameters))
+    pieces = flat.split([each.numel() for each in parameters])
+    views = [piece.view_as(each) for piece, each in zip(pieces, parameters, strict=True)]
+    under_way: list[Any] = []
+
+    def step() -> None:
+        task.step(task.model, task.optimizer)
+        if under_way:
+            under_way.pop().wait()
+        with torch.no_grad():
+            torch._foreach_copy_(views, parameters)
+        under_way.append(dist.all_reduce(flat, group=group, async_op=True))
+
+    yield step
+    under_way.pop().wait()
+
+
 def attached(algorithm: offbeat.Algorithm) -> Callable[[Task], AbstractContextManager[Step]]:
     @contextmanager
     def contestant(task: Task) -> Iterator[Step]:
@@ -175,11 +204,13 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "solo, delay": attached(offbeat.EagerSGD("solo", delay=1)),
     "abs": attached(offbeat.ABSSGD()),
     "abs, local": attached(offbeat.WaitFreeLocalSGD()),
+    "asgd": attached(offbeat.ASGD()),
+    "ringmaster": attached(offbeat.RingmasterASGD(4)),
     "wagma": attached(offbeat.WAGMASGD(group=2)),
-    "wagma, solo": attached(offbeat.WAGMASGD(group=2, period_quorum="solo")),
-    "wagma, delay": attached(offbeat.WAGMASGD(group=2, period_quorum="solo", delay=1)),
+    "wagma, delay": attached(offbeat.WAGMASGD(group=2, delay=1)),
+    "pairs": pairs,
 }
-EQUAL_STEPS = ("ddp", "post-local", "accelerate")
+EQUAL_STEPS = ("ddp", "post-local", "accelerate", "pairs")
 
 
 # --- measuring -----------------------------------------------------------------------------
@@ -193,27 +224,33 @@ class Block:
     """The median, over steps."""
     mean_step_s: float
     samples_per_s: float
+    cpu_step_s: float
+    """Of all threads of the process."""
 
 
 def measured(step: Step, steps: int, equal_steps: bool) -> Block:
     """Step so often as the slow rank can in the time, or for that time."""
     for _ in range(WARM_UP_STEPS):
         step()
-    began, took = time.monotonic(), []
+    began, took, cpu_began = time.monotonic(), [], time.process_time()
     until = began + steps * (COMPUTE_S + SLOWED_BY_S)
     while len(took) < steps if equal_steps else time.monotonic() < until:
         step_began = time.monotonic()
         step()
         took.append(time.monotonic() - step_began)
-    seconds = time.monotonic() - began
-    return Block(statistics.median(took), seconds / len(took), BATCH * len(took) / seconds)
+    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu_began
+    return Block(
+        step_s=statistics.median(took),
+        mean_step_s=seconds / len(took),
+        samples_per_s=BATCH * len(took) / seconds,
+        cpu_step_s=cpu_s / len(took),
+    )
 
 
-def take_turns(turns: int, steps: int) -> dict[str, list[Block]]:
-    """One rank: all contestants that need no server, in an order that changes with every turn."""
+def take_turns(turns: int, steps: int, names: list[str]) -> dict[str, list[Block]]:
+    """One rank: contestants that need no server, in an order that changes with every turn."""
     dist.init_process_group("gloo")
-    blocks: dict[str, list[Block]] = {name: [] for name in TOGETHER}
-    names = list(TOGETHER)
+    blocks: dict[str, list[Block]] = {name: [] for name in names}
     for turn in range(turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with TOGETHER[name](Task()) as step:
@@ -234,11 +271,14 @@ def with_torchft(lighthouse: str, steps: int) -> dict[str, list[Block]]:
     return {"torchft": [block]}
 
 
-def measure(ranks: int, turns: int, steps: int, with_servers: bool) -> list[dict[str, Any]]:
-    """All contestants on so many ranks, as rows."""
+def measure(
+    ranks: int, turns: int, steps: int, names: list[str], with_servers: bool
+) -> list[dict[str, Any]]:
+    """These contestants on so many ranks, as rows."""
     one_thread = {"OMP_NUM_THREADS": "1"}
+    names = [name for name in names if name != "pairs" or ranks >= 4]
     ended = testing.processes(
-        take_turns, ranks, turns, steps, environment=one_thread, time_out_s=600
+        take_turns, ranks, turns, steps, names, environment=one_thread, time_out_s=600
     )
     found: list[dict[str, list[Block]]] = [one.result for one in ended]
     if with_servers and importlib.util.find_spec("torchft"):
@@ -265,6 +305,7 @@ def measure(ranks: int, turns: int, steps: int, with_servers: bool) -> list[dict
                 "fast_step_ms": [1e3 * seconds for seconds in fast_s],
                 "fast_median_step_ms": [1e3 * block.step_s for block in found[0][name]],
                 "over_own_compute": statistics.median(fast_s) / own_s,
+                "fast_cpu_ms": [1e3 * block.cpu_step_s for block in found[0][name]],
                 "samples_per_s": [sum(block.samples_per_s for block in group) for group in groups],
             }
         )
@@ -273,12 +314,16 @@ def measure(ranks: int, turns: int, steps: int, with_servers: bool) -> list[dict
 
 def show(rows: list[dict[str, Any]]) -> None:
     print("\none rank slower by 50 ms: the fast rank's mean step, medians over turns")
-    print(f"ranks {'':12} {'ms a step':>9} {'of own':>7} {'median ms':>9} {'samples/s of all':>17}")
+    heads = (
+        f"{'ms a step':>9} {'of own':>7} {'median ms':>9} {'CPU ms':>7} {'samples/s of all':>17}"
+    )
+    print(f"ranks {'':12} {heads}")
     for row in rows:
         print(
             f"{row['ranks']:5} {row['contestant']:12} "
             f"{statistics.median(row['fast_step_ms']):9.1f} {row['over_own_compute']:6.2f}x "
             f"{statistics.median(row['fast_median_step_ms']):9.1f} "
+            f"{statistics.median(row['fast_cpu_ms']):7.1f} "
             f"{statistics.median(row['samples_per_s']):17.0f}"
         )
 
@@ -286,11 +331,15 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="2,4", help="how many, such as 2")
+    parser.add_argument("--only", nargs="+", choices=list(TOGETHER), help="and own compute")
+    parser.add_argument("--turns", type=int, help="7; 1 with --quick")
     arguments = parser.parse_args()
     turns, steps = (1, 24) if arguments.quick else (7, 64)
+    chosen = [name for name in TOGETHER if name == OWN or name in (arguments.only or TOGETHER)]
+    with_servers = not (arguments.quick or arguments.only)
     rows = []
     for ranks in map(int, arguments.ranks.split(",")):
-        rows += measure(ranks, turns, steps, with_servers=not arguments.quick)
+        rows += measure(ranks, arguments.turns or turns, steps, chosen, with_servers)
     show(rows)
     common.write(arguments.json, {"rows": rows})
 

@@ -4,7 +4,8 @@ A seed gives a `Script`, which says in a few words what is in it, and `train` ru
 Offbeat is used by its public names only. `judged` runs it on all and judges what came of it:
 
 - it ended, without an error, or, where one worker raises, with an error on all of them;
-- every replica holds the same bits, and so does every moving average that follows the rounds;
+- every replica holds the same bits, and so does every moving average that follows the rounds, if
+  workers have a common base; else all have followed as many;
 - no sample is lost, and what is dealt comes once an epoch;
 - the results of the program's own collectives are right;
 - where nothing but the arithmetic of synchronous SGD is left, it equals that by hand.
@@ -54,7 +55,7 @@ ALGORITHMS = {
         "'solo', max_staleness_rounds=2",
         "'solo', delay=1",
     ),
-    "MSyncSGD": ("2", "1", "'auto'"),
+    "MSyncSGD": ("2", "1", "'auto'", "2, top_up=True"),
     "ABSSGD": (
         "",
         "delay=0",
@@ -79,10 +80,21 @@ ALGORITHMS = {
         "late='paper'",
     ),
     "DPSGD": ("'ring'", "'one-peer'"),
+    "DmSGD": ("'ring'", "'one-peer'"),
+    "DecentLaM": ("", "'star'"),
+    "EDM": ("", "'lazy-star'"),
+    "MomentumTracking": ("", "'ring'", "'star'"),
+    "ASGD": ("", "delay_adaptive=True", "micro_batches=2"),
+    "RingmasterASGD": ("", "2, stop='expired'", "1, stop='never'"),
+    "RennalaSGD": ("", "5", "2, stop=False"),
+    "RingleaderASGD": ("", "micro_batches=2"),
+    "RescaledASGD": ("", "max_delay=3"),
 }
 
-OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", "WAGMASGD", "DPSGD")
-NO_BASE = ("WAGMASGD", "DPSGD")  # each worker follows its own model there
+# They have one of their own: a scheduler that cycles the optimizer's is refused.
+MOMENTA = ("DecentLaM", "EDM", "MomentumTracking")
+NO_BASE = ("WAGMASGD", "DPSGD", "DmSGD", *MOMENTA)  # each worker follows its own model there
+OWN_STEPS = ("LocalSGD", "WaitFreeLocalSGD", "DaSGD", "DiLoCo", *NO_BASE)
 
 Collective = Callable[[int], None]
 
@@ -172,6 +184,8 @@ def draw(seed: int) -> Script:
     uneven = often() < 0.4
     batches = tuple(longest - (random.randint(0, 4) if uneven else 0) for _ in range(WORKERS))
     scheduler = random.choice(list(SCHEDULERS)) if often() < 0.45 else None
+    if scheduler == "OneCycleLR" and name in MOMENTA:
+        scheduler = "CosineAnnealingLR"
     leaves = (random.randrange(WORKERS), random.randint(1, 4)) if often() < 0.12 else None
     per_epoch = tuple(random.sample(list(COLLECTIVES), random.choice((0, 1, 1, 2, 3))))
     per_step = random.choice(list(COLLECTIVES)) if often() < 0.3 else None
@@ -236,7 +250,7 @@ def draw(seed: int) -> Script:
         leaves=leaves,
         raises=None if leaves else raises,
         data=data,
-        follows=often() < 0.25 and name not in NO_BASE,
+        follows=often() < 0.25,
     )
 
 
@@ -416,7 +430,7 @@ def train(script: Script) -> dict[str, Any]:
         ours.train()
     found: dict[str, Any] = {
         "hashes": [_hash(part.model) for part in ours.parts],
-        "averages": [_hash(part.average) for part in ours.parts if part.average is not None],
+        "averages": [_followed(script, part.average) for part in ours.parts if part.average],
         "stats": [part.dp.stats() for part in ours.parts],
         "dealt": ours.dealt,
         "distance": None,
@@ -692,6 +706,13 @@ def _net(script: Script, inputs: int, outputs: int) -> nn.Module:
 
 def _algorithm(words: str) -> Any:
     return eval(words, vars(offbeat))
+
+
+def _followed(script: Script, average: nn.Module) -> str:
+    """What is the same of a moving average on all workers: at least how many rounds it has seen."""
+    if script.algorithm.startswith(NO_BASE):
+        return f"{int(average.n_averaged)} rounds"
+    return _hash(average)
 
 
 def _hash(model: nn.Module) -> str:

@@ -44,10 +44,15 @@ def play(schedule: Schedule) -> list[Outcome]:
 def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
     """Do what a worker does under a schedule, in either world."""
     from schedule_neighbours import Neighbour  # which is a Member
+    from schedule_queue import Single
 
     rank = world.rank
     members = [
-        Neighbour(world, schedule, plan) if plan.graph else Member(world, schedule, plan, seen)
+        Neighbour(world, schedule, plan)
+        if plan.graph
+        else Single(world, schedule, plan)
+        if plan.judge
+        else Member(world, schedule, plan, seen)
         for plan, seen in zip(schedule.plans, starts, strict=True)
     ]
     metric = world.channel("metric")
@@ -87,7 +92,10 @@ def live(world: World, schedule: Schedule, starts: list[Starts]) -> list[Log]:
     for step, seconds in enumerate(schedule.compute_s[rank]):
         between(step)
         versions = [member.engine.knows_rounds for member in members]
-        world.sleep_until(world.now() + seconds)
+        if len(members) == 1:
+            members[0].compute(seconds)
+        else:
+            world.sleep_until(world.now() + seconds)
         for member, version in zip(members, versions, strict=True):
             with away(but=member):
                 member.step(step, version)
@@ -219,6 +227,9 @@ class Member:
         self.engine.begin()
 
     # --- what the program does ---------------------------------------------------------------
+
+    def compute(self, seconds: float) -> None:
+        self._world.sleep_until(self._world.now() + seconds)
 
     def step(self, step: int, version: int) -> None:
         samples, log = self._samples[step], self.log

@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 import schedule_moments
 import schedule_neighbours
+import schedule_queue
 from schedule_log import Log, Outcome
 from schedule_play import LR, MOMENTUM, play
 from schedules import SILENT, Plan, Schedule, drawn
@@ -44,6 +45,18 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, virtual: bool = True
         _few_buffers(schedule, plan, logs)
         return
     _every_worker_takes_every_round_once_in_order_and_alike(plan, logs)
+    if plan.judge:
+        _all_have_ended(logs)
+        _all_pause_alike(logs)
+        _rates_are_agreed(plan, logs)
+        _few_buffers(schedule, plan, logs)
+        schedule_queue.check(plan, logs)
+        if not schedule_queue.averages(plan):
+            inside = _every_gradient_is_applied_once_or_dropped(plan, logs)
+            _staleness_is_true_and_bounded(plan, logs, inside)
+        if virtual and schedule.calm and schedule.free:
+            schedule_queue.check_moments(schedule, logs)
+        return
     if plan.fragments > 1:
         _every_move_is_in_one_round_of_each_fragment(plan, logs)
         _the_base_has_moved_by_what_rounds_brought(plan, logs)

@@ -7,6 +7,8 @@ rules rounds start. One number, the seed, gives all of it.
     schedules.py            the table, and how a schedule is drawn
     schedule_play.py        a worker's program under a schedule
     schedule_log.py         what it has done and seen
+    schedule_neighbours.py  the same, and what must hold, of rounds among neighbours
+    schedule_queue.py       likewise, where every gradient comes by itself
     schedule_promises.py    what must hold of every schedule
     schedule_moments.py     when rounds must start, of the calm ones
 """
@@ -55,6 +57,8 @@ class Plan:
     rates_alike: bool = True
     graph: str = ""
     """Among neighbours: which."""
+    judge: str = ""
+    """Where every gradient comes by itself: who says what becomes of it; schedule_queue.py."""
 
     @property
     def moves(self) -> bool:
@@ -223,6 +227,15 @@ def _neighbours(draw: Random, workers: int) -> Plan:
     return Plan("neighbours", rules, merge="mix", graph=draw.choice(graphs))
 
 
+def _queue(draw: Random, workers: int) -> Plan:
+    judges = ["all", "all", "late", "late stops", "late longer", "some", "some unstopped", "topped"]
+    judge = draw.choice([*judges, "in turn"])
+    number = draw.choice([1, 1, 2, 3, workers, 2 * workers])
+    merge = _one_of(draw, plain=3, step=1, shift=0, outer=0)
+    ready = draw.choice([1, 1, 1, 2, 3])
+    return Plan("queue", Rules("solo"), merge=merge, ready=ready, judge=f"{judge}: {number}")
+
+
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
@@ -234,6 +247,7 @@ STARTS: dict[Callable[[Random, int], Plan], int] = {
     _arrival: 4,
     _groups: 3,
     _neighbours: 4,
+    _queue: 6,
 }
 """Every start, and how often it is drawn."""
 

@@ -169,7 +169,7 @@ def test_a_number_of_samples_that_is_none_is_refused_before_anything_is_stored(
 
 @_algorithms(
     *("eager-workers", "waitfree-workers", *WITHOUT_BASE),
-    *(name for name, contract in ALGORITHMS.items() if contract.delayed),
+    *(name for name, contract in ALGORITHMS.items() if contract.delayed or contract.alone),
 )
 def test_a_mean_loss_over_batches_of_different_sizes_is_weighed_by_samples(name: str) -> None:
     sizes = (6, 1)

@@ -38,6 +38,8 @@ class Contract:
     """Whether two workers give the same bits; a mean of models rounds differently."""
     delayed: bool = False
     """There is no synchronous form: with the same data on all workers it equals plain training."""
+    alone: bool = False
+    """There is no synchronous form but that of one worker: every gradient comes by itself."""
 
 
 WAGMA: dict[str, dict[str, Any]] = {
@@ -57,6 +59,21 @@ def _fitting(workers: int, group: int | None) -> int | None:
     """As many, where that divides the workers."""
     return None if group is None or workers % group else group
 
+
+ASYNCHRONOUS: dict[str, dict[str, dict[str, Any]]] = {
+    "ASGD": {"plain": {}, "adaptive": {"delay_adaptive": True}, "twos": {"micro_batches": 2}},
+    "RingmasterASGD": {
+        "auto": {},
+        "never": {"max_delay": 2, "stop": "never"},
+        "expired": {"max_delay": 3, "stop": "expired"},
+        "longer": {"max_delay": 1},
+        "twos": {"max_delay": 2, "stop": "expired", "micro_batches": 2},
+    },
+    "RennalaSGD": {"auto": {}, "five": {"batch": 5}, "unstopped": {"batch": 3, "stop": False}},
+    "RingleaderASGD": {"plain": {}, "twos": {"micro_batches": 2}},
+    "RescaledASGD": {"plain": {}, "bounded": {"max_delay": 3}},
+}
+_SEVERAL = ("micro_batches", "batch")  # what has one worker, too, make a step of several gradients
 
 ALGORITHMS: dict[str, Contract] = {
     "sync": Contract(lambda _: offbeat.SyncSGD(), lambda _: offbeat.SyncSGD()),
@@ -213,6 +230,22 @@ ALGORITHMS: dict[str, Contract] = {
         for name, settings in WAGMA.items()
     },
     "msync": Contract(lambda _: offbeat.MSyncSGD(2), lambda workers: offbeat.MSyncSGD(workers)),
+    "msync-topup": Contract(
+        lambda _: offbeat.MSyncSGD(2, top_up=True),
+        lambda workers: offbeat.MSyncSGD(workers, top_up=True),
+        alone=True,
+    ),
+    **{
+        f"{name.lower()}-{kind}": Contract(
+            lambda _, name=name, settings=settings: getattr(offbeat, name)(**settings),  # type: ignore[misc]
+            lambda _, name=name, settings=settings: getattr(offbeat, name)(  # type: ignore[misc]
+                **{key: value for key, value in settings.items() if key not in _SEVERAL}
+            ),
+            alone=True,
+        )
+        for name, kinds in ASYNCHRONOUS.items()
+        for kind, settings in kinds.items()
+    },
 }
 
 BUCKETS = 16
@@ -235,6 +268,8 @@ SOON = {
     *("dpsgd-one-peer", "decentlam-mesh", "momentumtracking-exponential"),
     "diloco-streams",
     *("wagma-pairs", "wagma-fours"),
+    *("asgd-plain", "ringmasterasgd-expired", "rennalasgd-five", "ringleaderasgd-plain"),
+    *("rescaledasgd-plain", "msync-topup"),
 }
 every_algorithm = pytest.mark.parametrize(
     "name",
@@ -255,8 +290,14 @@ def _kept(results: list[Any], steps: Callable[[int], int]) -> None:
         assert stats.computed_samples == stats.applied_samples + stats.dropped_samples
 
 
-@every_algorithm
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param(name, workers, marks=[] if name in SOON else pytest.mark.slow)
+        for name, contract in ALGORITHMS.items()
+        for workers in ([1] if contract.alone else [1, 2, 3, 8])
+    ],
+)
 def test_without_a_slow_worker_it_equals_synchronous_sgd(name: str, workers: int) -> None:
     algorithm = ALGORITHMS[name].synchronous(workers)
     delayed = ALGORITHMS[name].delayed

@@ -26,8 +26,9 @@ from torch.utils.data import (
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.data.counter import Counter as Shared
 from offbeat.errors import DisagreementError
-from offbeat.worlds import enter_world
+from offbeat.worlds import Control, enter_world
 
 
 def data(samples: int) -> TensorDataset:
@@ -114,6 +115,25 @@ def test_a_much_slower_worker_holds_up_the_others_by_one_batch_at_most() -> None
     )
     once(run.results, 600)
     assert run.seconds < 600 / 2.1 + 10 + 1
+
+
+def test_a_worker_that_knows_its_speed_asks_for_several_batches_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    add = Shared.add
+
+    def count(self: Shared, control: Control, wanted: int) -> int:
+        asked.append(wanted)
+        return add(self, control, wanted)
+
+    monkeypatch.setattr(Shared, "add", count)
+    dataset = data(92)
+    run = offbeat.run(lambda: trained(offbeat.Deal(dataset), dataset), cluster(1.0, 1.0))
+    once(run.results, 92)
+    assert max(asked) > 92 // 2 // 16  # what it asks for as long as it knows nothing
+    assert len(asked) < 60
+    assert run.seconds == pytest.approx(46.0)
 
 
 def test_the_loop_does_not_wait_for_a_distant_store() -> None:

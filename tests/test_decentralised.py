@@ -264,6 +264,14 @@ def test_a_momentum_beside_the_methods_own_is_refused() -> None:
         _attach(offbeat.DmSGD())
 
 
+def test_a_scheduler_that_cycles_the_momentum_is_told_how_not_to() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    with pytest.raises(ValueError, match=r"0\.95, and EDM's is 0\.9.*cycle_momentum=False"):
+        offbeat.attach(model, optimizer, offbeat.EDM())
+
+
 def test_the_optimizers_momentum_is_put_aside_and_found_again() -> None:
     def worker() -> tuple[float, bool]:
         model = net()

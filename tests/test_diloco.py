@@ -302,20 +302,6 @@ def test_more_fragments_than_buckets_are_refused() -> None:
         offbeat.run(worker, Cluster.uniform(2))
 
 
-def test_a_worker_of_half_the_speed_brings_every_fragment() -> None:
-    """With a quorum the order of fragments is drawn anew in every turn."""
-    from offbeat.rounds.fragments import Fragments
-
-    tensors = [torch.zeros(3) for _ in range(4)]
-    layout = Layout([str(n) for n in range(4)], tensors, bucket_bytes=1)
-    drawn, in_turn = (Fragments(layout, 4, drawn) for drawn in (True, False))
-    assert {drawn.of(number) for number in range(0, 60, 2)} == {(0,), (1,), (2,), (3,)}
-    assert {in_turn.of(number) for number in range(0, 60, 2)} == {(0,), (2,)}
-    for turn in range(10):
-        numbers = range(4 * turn, 4 * turn + 4)
-        assert sorted(drawn.of(number) for number in numbers) == [(0,), (1,), (2,), (3,)]
-
-
 # --- in virtual time -----------------------------------------------------------------------------
 
 

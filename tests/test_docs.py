@@ -25,6 +25,7 @@ EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT = "<!-- fragment -->\n"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+PICTURE = re.compile(r'\b(?:src|srcset)="([^"\s]+)"')
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,8 @@ def test_the_examples_in_docstrings_give_what_they_show() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(FENCE.sub("", page.read_text())):
+    text = FENCE.sub("", page.read_text())
+    for target in LINK.findall(text) + PICTURE.findall(text):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
+from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 from offbeat.worlds import RealWorld, World, enter_world, leave_world
+from offbeat.worlds.sockets import end, listening_ports, noting
 
 pytestmark = pytest.mark.real
 
@@ -81,6 +84,26 @@ def _forks_and_exits() -> None:
 
 def test_the_world_outlives_a_forked_child() -> None:
     processes(_forks_and_exits, 2)
+
+
+def test_an_orderly_end_leaves_the_connections_of_others_alone() -> None:
+    """Another thread of the program may open one of its own while ours are noted."""
+    with ExitStack() as stack, noting() as noted:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        places = [server.getsockname() for server in servers]
+        clients = [stack.enter_context(socket.create_connection(place)) for place in places]
+        accepted = [stack.enter_context(server.accept()[0]) for server in servers]
+        found = stack.pop_all()
+    with found:
+        ports = [port for _, port in places]
+        assert listening_ports(noted) == set(ports)
+        end(noted, {ports[0]})
+        accepted[0].settimeout(20)
+        assert accepted[0].recv(1) == b""
+        for other in (*clients, accepted[1]):
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.recv(1)
 
 
 # --- ending at a bad moment ----------------------------------------------------------------

@@ -9,9 +9,14 @@ from math import comb
 from random import Random
 
 import pytest
+import torch
+from torch import nn
 
-from offbeat.algorithms.msync import Choice, best_m
+import offbeat
+from offbeat.algorithms.msync import Choice
+from offbeat.clusters import Cluster
 from offbeat.rounds import Measured
+from offbeat.theory import best_m
 
 Job = Callable[[Random, int], float]
 
@@ -154,3 +159,41 @@ def test_the_first_round_is_not_judged_and_one_worker_is_never_enough() -> None:
 def test_a_single_worker_is_the_m_fastest() -> None:
     choice = Choice(1)
     assert [choice(Measured(r, (1.0,), (1.0,), (1.0,), 1.0)) for r in range(9)] == [1] * 9
+
+
+HALF_ARE_SLOWER = Cluster.parse(
+    "workers = 8\nspeed = [1.0, 1.0, 1.0, 1.0, 0.66, 0.66, 0.66, 0.66]\n"
+    "[compute]\nstep_s = 1.0\n[network]\nlatency_s = 1e-4"
+)
+
+
+def numbers_on_time(scale: float, rounds: int) -> list[int]:
+    """How many gradients each round has had, on |w|^2 / 2 with this noise scale."""
+
+    def worker() -> list[int]:
+        torch.manual_seed(offbeat.rank())
+        model = nn.Linear(2000, 1, bias=False)
+        nn.init.constant_(model.weight, 2000**-0.5)
+        opt = torch.optim.SGD(model.parameters(), lr=1e-6)
+        with offbeat.attach(model, opt, offbeat.MSyncSGD("auto")) as dp:
+            for _ in dp.rounds(rounds):
+                opt.zero_grad()
+                noise = torch.randn_like(model.weight) * (scale / 2000) ** 0.5
+                (model.weight.square().sum() / 2 + (model.weight * noise).sum()).backward()
+                opt.step()
+        return [len(round.ranks) for round in dp.stats().history]
+
+    results: list[list[int]] = offbeat.run(worker, HALF_ARE_SLOWER).results
+    assert all(each == results[0] for each in results)
+    return results[0][:rounds]
+
+
+@pytest.mark.parametrize(("scale", "m"), [(1000.0, 8), (1.0, 4)])
+def test_trained_with_auto_noise_decides_whether_the_slower_half_is_worth_waiting_for(
+    scale: float, m: int
+) -> None:
+    # 1 s * (1 + S / 4) for the fast half, and 1.5 s * (1 + S / 8) for all of them.
+    assert best_m([1.0] * 4 + [1.5] * 4, scale) == m
+    seen = numbers_on_time(scale, rounds=60)
+    assert seen[0] == 8
+    assert seen[30:] == [m] * 30

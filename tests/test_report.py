@@ -267,7 +267,7 @@ def test_waiting_becomes_synchronising_when_the_last_worker_has_joined() -> None
         (1, 3.0, 3.5, "synchronising"),
         (1, 3.5, 4.0, "waiting"),
     ]
-    assert seconds_by_state(spans(run)) == [1.0, 3.0, 0.0, 2.5, 1.0]
+    assert seconds_by_state(spans(run)) == [1.0, 3.0, 0.0, 0.0, 2.5, 1.0]
 
 
 def test_the_table_compares_with_the_synchronous_one(runs: report.Runs) -> None:

@@ -1,9 +1,10 @@
 """Data-parallel training that does not wait for the slowest worker."""
 
-from offbeat import errors
+from offbeat import errors, theory
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import (
     ABSSGD,
+    ASGD,
     DPSGD,
     EDM,
     LBBSP,
@@ -18,6 +19,10 @@ from offbeat.algorithms import (
     MomentumTracking,
     MSyncSGD,
     NonblockingSGD,
+    RennalaSGD,
+    RescaledASGD,
+    RingleaderASGD,
+    RingmasterASGD,
     SyncSGD,
     WaitFreeLocalSGD,
 )
@@ -32,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ABSSGD",
+    "ASGD",
     "DPSGD",
     "EDM",
     "LBBSP",
@@ -52,6 +58,10 @@ __all__ = [
     "MomentumTracking",
     "NonblockingSGD",
     "Partial",
+    "RennalaSGD",
+    "RescaledASGD",
+    "RingleaderASGD",
+    "RingmasterASGD",
     "Round",
     "Run",
     "Stats",
@@ -62,5 +72,6 @@ __all__ = [
     "partial_all_reduce",
     "rank",
     "run",
+    "theory",
     "world_size",
 ]

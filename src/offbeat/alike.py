@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from ctypes import c_ubyte
 from hashlib import blake2b
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,9 @@ from offbeat.worlds import Channel
 def alike(channel: Channel, model: nn.Module) -> bool:
     """Say whether all workers hold the same bits; every worker must call this."""
     mark = _fingerprint(model)
-    marks = [torch.tensor([mark]), torch.tensor([mark])]
-    for tensor, op in zip(marks, ("min", "max"), strict=True):
-        channel.all_reduce(tensor, op=cast(Literal["min", "max"], op)).wait()
-    return bool(marks[0] == marks[1])
+    marks = torch.tensor([mark, -mark])
+    channel.all_reduce(marks, op="max").wait()
+    return bool(marks[0] == -marks[1])  # the largest and the smallest of all
 
 
 def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:

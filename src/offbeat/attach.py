@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, Self
 
 from torch import nn
@@ -146,8 +146,8 @@ class Attachment(Attached):
         model, loggers, schedulers. Use the model that it is given. It holds what all workers agree
         on after that round, and is another than your own where a round is applied in the
         background, while your program waits in a collective of its own. Where models are averaged
-        in groups or mixed among neighbours, nobody knows what all are together: it is this
-        worker's own.
+        in groups (`WAGMASGD`) or mixed among neighbours (`DPSGD` and its like), nobody knows what
+        all are together: it is this worker's own, as it is now, and differs from the others'.
         """
         return self._followers.add(follower)
 
@@ -170,6 +170,16 @@ class Attachment(Attached):
             self._in_no_sync = False
         began = self._compute()
         self._tell("compute", from_s=began, to_s=self.seconds, samples=0.0, arrival="on time")
+
+    def stoppable(self) -> AbstractContextManager[None]:
+        """Leave a forward and backward pass in this block where it is, if it would come too late.
+
+        For asynchronous methods that stop workers (`RingmasterASGD`, `RennalaSGD`): without it, a
+        gradient is computed to its end, and dropped then. Call `optimizer.step()` after the block,
+        as ever: it drops what was begun, and takes the newest parameters. What the block assigns
+        may be missing then.
+        """
+        return self._stoppable.block()
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

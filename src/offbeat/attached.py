@@ -26,7 +26,7 @@ from offbeat.ending import note_join
 from offbeat.errors import DetachedError
 from offbeat.followers import Followers
 from offbeat.porting import Porting
-from offbeat.replica import Replica, Stats
+from offbeat.replica import Replica, Stats, Stoppable
 from offbeat.rounds import agree
 from offbeat.schedule import Schedule
 from offbeat.worlds import World
@@ -94,6 +94,7 @@ class Attached(ABC):
             buffers=averaged_buffers(model),
         )
         self._followers = Followers(model, self._replica)
+        self._stoppable = Stoppable(model, self._replica)
         self._apply = Applier(
             self._replica, optimizer, algorithm, schedule, self._followers, nonfinite, self._tell
         )
@@ -187,6 +188,9 @@ class Attached(ABC):
                 self._in_step = False
         else:
             replica.drop()
+        if replica.arrival == "abandoned":
+            stats.abandoned_samples += samples
+            stats.abandoned_s += ended - began
         if self._world.records is not None:
             arrival = replica.arrival
             self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=arrival)
@@ -319,5 +323,6 @@ class Attached(ABC):
         )
         self._closed = True
         self._replica.overlap.remove()
+        self._stoppable.remove()
         self._porting.close()
         self._world.open.remove(self)

@@ -61,10 +61,12 @@ class Decentralised(Algorithm):
         for group in optimizer.param_groups:
             name, momentum = type(self).__name__, group.get("momentum", 0.0)
             if momentum not in (0.0, self._beta):
+                instead = f"write {name}(beta={momentum:g}), or give the optimizer none"
+                if "max_momentum" in group:  # OneCycleLR and CyclicLR set it, and go on to do so
+                    instead = "a scheduler cycles it: give that cycle_momentum=False"
                 raise ValueError(
                     f"the optimizer's momentum is {momentum:g}, and {name}'s is {self._beta:g}, "
-                    f"which takes its place: write {name}(beta={momentum:g}), or give the "
-                    "optimizer none"
+                    f"which takes its place: {instead}"
                 )
             for setting in ("nesterov", "dampening"):
                 if momentum and group.get(setting):

@@ -2,7 +2,8 @@
 
 A follower is called once for each applied round, in order, on every worker, with a model that holds
 what all agree on after that round. As a rule that is the program's own model, and the program is in
-`optimizer.step()`, `dp.agreed()` or `dp.close()`.
+`optimizer.step()`, `dp.agreed()` or `dp.close()`. Where workers have no common base (WAGMA-SGD,
+mixing among neighbours), it is called with this worker's own model, as it is by then.
 
 A program that waits in a collective of its own does not come for its rounds, and they must not pile
 up: they are folded (see log.py). Then the follower is called in the background, with a *stand-in*:

@@ -13,18 +13,27 @@ is often negative: that is a measurement like any other. So both are averaged fi
 and divided last. McCandlish et al., arXiv 1812.06162, have the same from two batch sizes.
 
 How exact can it be? With noise in d equally strong directions, n rounds and a scale far above B,
-the relative error of s is about (scale / B) sqrt(2 / (d n)).
+the relative error of s is about (scale / B) sqrt(2 / (d n)): with few samples in a round, a large
+scale is seen late. A choice between rounds of up to all workers does not mind. It compares s with
+the noise of such a round, and what is lost in that noise does not matter to it.
+
+Who must know a large scale gives the products of one round's mean with those before it, too: they
+have s in common and no noise, and there are many more of them. noise_stream.py says how many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import hypot, inf, isfinite
 from typing import NamedTuple
 
 from offbeat.averages import Average
 
 LEAST_ROUNDS = 10
+# Products share the noise of the mean that they are made with. Where the rest is small, their error
+# is up to twice what differences between one and the next show.
+_SHARED, _AGREES = 2.0, 3.5
+_VETO = 4.0  # doubts by which products may differ from what rounds show in themselves
 
 
 class Noise(NamedTuple):
@@ -56,11 +65,19 @@ class NoiseScale:
         self._signal, self._noise = (
             Average(sums.setdefault(name, [])) for name in ("signal", "noise")
         )
+        self._product = Average(sums.setdefault("product", []), agrees=_AGREES)
 
-    def add(self, samples: Sequence[float], squares: Sequence[float], mean_square: float) -> None:
+    def add(
+        self,
+        samples: Sequence[float],
+        squares: Sequence[float],
+        mean_square: float,
+        product: float | None = None,
+    ) -> None:
         """Take a round: of each that contributed, b_i and |g_i|^2; and |g|^2.
 
-        One worker alone shows nothing, and neither does a gradient that is not finite.
+        `product` is that of g with a mean of earlier gradients, if there is one. One worker alone
+        shows nothing, and neither does a gradient that is not finite.
         """
         batch, workers = sum(samples), len(samples)
         if workers < 2 or min(samples) <= 0:
@@ -71,6 +88,8 @@ class NoiseScale:
         if isfinite(noise) and isfinite(signal):
             self._noise.add(noise)
             self._signal.add(signal)
+            if product is not None and isfinite(product):
+                self._product.add(product)
 
     @property
     def measured(self) -> Noise | None:
@@ -84,4 +103,10 @@ class NoiseScale:
         """
         if self._signal.count < LEAST_ROUNDS:
             return None
-        return Noise(self._signal.mean, self._noise.mean, self._signal.doubt)
+        signal, doubt = self._signal.mean, self._signal.doubt
+        if self._product.count >= LEAST_ROUNDS:
+            product, its_doubt = self._product.mean, _SHARED * self._product.doubt
+            contradicts = abs(product - signal) > _VETO * hypot(doubt, its_doubt)
+            if its_doubt < doubt and not contradicts:
+                signal, doubt = product, its_doubt
+        return Noise(signal, self._noise.mean, doubt)

@@ -6,7 +6,8 @@ began; virtual ones are virtual. Every line has a `kind`:
     run         what was run: algorithm, cluster, seed, rate (the factor of the task's learning
                 rate), tuned (settings that were found by trying), ...; the lines after it belong
                 to it
-    compute     rank, from_s, to_s, samples, arrival: "on time", "late" or "dropped"
+    compute     rank, from_s, to_s, samples, arrival: "on time", "late", "dropped" or
+                "abandoned": it was stopped before its end, and dropped
     wait        rank, from_s, to_s, round: the round that ended it, or null
     round       rank, round, from_s, to_s: its all-reduce, as this worker took part in it;
                 at_s: when it was applied here; samples, workers: what is in it;

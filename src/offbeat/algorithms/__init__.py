@@ -1,6 +1,7 @@
 """One paper, one file."""
 
 from offbeat.algorithms.abs import ABSSGD
+from offbeat.algorithms.asgd import ASGD
 from offbeat.algorithms.dasgd import DaSGD
 from offbeat.algorithms.decentlam import DecentLaM
 from offbeat.algorithms.diloco import DiLoCo
@@ -13,6 +14,10 @@ from offbeat.algorithms.lbbsp import LBBSP
 from offbeat.algorithms.local import LocalSGD
 from offbeat.algorithms.msync import MSyncSGD
 from offbeat.algorithms.nonblocking import NonblockingSGD
+from offbeat.algorithms.rennala import RennalaSGD
+from offbeat.algorithms.rescaled import RescaledASGD
+from offbeat.algorithms.ringleader import RingleaderASGD
+from offbeat.algorithms.ringmaster import RingmasterASGD
 from offbeat.algorithms.sync import SyncSGD
 from offbeat.algorithms.tracking import MomentumTracking
 from offbeat.algorithms.wagma import WAGMASGD
@@ -20,6 +25,7 @@ from offbeat.algorithms.waitfree import WaitFreeLocalSGD
 
 __all__ = [
     "ABSSGD",
+    "ASGD",
     "DPSGD",
     "EDM",
     "LBBSP",
@@ -34,6 +40,10 @@ __all__ = [
     "MSyncSGD",
     "MomentumTracking",
     "NonblockingSGD",
+    "RennalaSGD",
+    "RescaledASGD",
+    "RingleaderASGD",
+    "RingmasterASGD",
     "SyncSGD",
     "WaitFreeLocalSGD",
 ]

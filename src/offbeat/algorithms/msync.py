@@ -9,24 +9,28 @@ known as backup workers: Chen et al., arXiv 1604.00981).
         w_{k+1} <- optimizer(w_k, their mean)
         a gradient of an older w is dropped, and counted
 
-Differs from the paper: nothing can cancel a gradient that is being computed, so a late worker ends
+Differs from the paper: nothing cancels a gradient that is being computed, so a late worker ends
 it first, and misses the rounds that start meanwhile. `m="auto"` is ours; it reckons as if everyone
-began each round anew, as in the paper.
+began each round anew, as in the paper. So is `top_up=True`: who is done before the m-th goes on
+computing at w_k, and all that is there by then counts; who is not done then is stopped.
 
 Do not use when the data of slow workers differs from that of the fast: it is under-represented.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat import asynchronous
 from offbeat.algorithm import Algorithm
 from offbeat.averages import Average
+from offbeat.noise_choice import of_gradients
 from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
-from offbeat.rounds import Measured, Quorum, Round, Rules
+from offbeat.rounds import Enough, Measured, Quorum, Round, Rules
+from offbeat.theory import rounds_cost
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,30 @@ class MSyncSGD(Algorithm):
 
     m: int | float | Literal["auto"]
     """A number of workers, a fraction of them, or "auto": chosen anew from what rounds show."""
+    top_up: bool = False
+    """Have those who are done compute more gradients until m workers are: nobody waits."""
+
+    def __post_init__(self) -> None:
+        self.check_switches("top_up")
+        if self.top_up and self.m == "auto":
+            raise ValueError('top_up=True needs m as a number or a fraction, got "auto"')
 
     def check(self, size: int) -> None:
         Quorum.of(self._first(size), size, called="m")
 
     def start(self, replica: Replica) -> None:
+        if self.top_up:
+            size = replica.world.size
+            m = Quorum.of(self._first(size), size, called="m").needed
+            asynchronous.start(replica, Enough(size, workers=m), asynchronous.at_once)
+            return
         choose = Choice(replica.world.size) if self.m == "auto" else None
         replica.open(Rules(self._first(replica.world.size)), choose=choose)
 
     def step(self, replica: Replica) -> Iterator[Round]:
+        if self.top_up:
+            yield from asynchronous.step(replica)
+            return
         replica.contribute(drop_late=True)
         yield from replica.results()
 
@@ -55,6 +74,9 @@ class MSyncSGD(Algorithm):
 
 class Choice:
     """m from how long rounds of the m fastest would have taken, and from the gradient's noise.
+
+    The noise is what noise_scale.py measures. A large scale is found late, but then T_m hardly
+    depends on it: what counts is the signal beside the noise of a round, and that is known soon.
 
     A round of m costs its m-th fastest time and the exchange. That time is averaged over rounds for
     each m: the m-th of the workers' average times would be too short, since it is now one who is
@@ -86,10 +108,8 @@ class Choice:
         exchange.add(measured.exchange_s)
         if times[0].count < _LEAST_ROUNDS:
             return self._m
-        signal, variance = 0.0, 1.0  # not known: more gradients a second are better
-        if (known := noise.measured) is not None:
-            per_worker = sum(measured.samples) / len(measured.samples)
-            signal, variance = max(known.signal, 0.0), max(known.noise, 0.0) / per_worker
+        per_worker = sum(measured.samples) / len(measured.samples)
+        signal, variance = of_gradients(noise.measured, per_worker)
         costs = rounds_cost([time.mean + exchange.mean for time in times], variance, signal)
         best = costs.index(min(costs[_LEAST - 1 :] or costs)) + 1
         if costs[best - 1] < (1 - self._gain) * costs[self._m - 1]:
@@ -101,25 +121,3 @@ _LEAST = 2  # a round of one shows no noise, and m would never change again
 _LEAST_ROUNDS = 3
 # A time that is rare and long is no change: it takes many standard errors to be one.
 _MEMORIES, _AGREES = (0.97, 0.99, 0.998), 12.0
-
-
-def rounds_cost(seconds: Sequence[float], noise: float, signal: float = 1.0) -> list[float]:
-    """T_m for m = 1..n: what reaching a target costs with the m fastest of workers so fast.
-
-    A round takes as long as its m-th fastest worker, and 1 + S/m rounds are needed, in units of
-    L Delta / epsilon. S = noise / signal is the useful number of gradients, sigma^2 / epsilon; a
-    signal of 0 is an infinite S, in other units.
-    """
-    return [time_s * (signal + noise / m) for m, time_s in enumerate(sorted(seconds), start=1)]
-
-
-def best_m(seconds: Sequence[float], noise: float) -> int:
-    """The m with the least T_m; within 1 + ln n of what any method can reach.
-
-    >>> best_m([1.0, 1.0, 1.0, 10.0], noise=100.0)
-    3
-    >>> best_m([1.0, 1.0, 1.0, 1.1], noise=100.0)
-    4
-    """
-    costs = rounds_cost(seconds, noise)
-    return costs.index(min(costs)) + 1

@@ -21,8 +21,9 @@ from offbeat.worlds import Activity, World
 from offbeat.worlds.current import present_world
 
 _MOST = 8  # numbers that a worker asks for at a time
-_OF_A_SHARE = 16  # it asks for at most this part of what it expects to compute
-_RESERVE = 4  # it takes one more ahead if it expects so many times what it holds
+_OF_A_SHARE = 16  # it asks for this part of what it expects to compute, or for
+_OF_COMPUTED = 2  # this part of what it has computed, and so knows how fast it is
+_RESERVE = 4  # but it expects at least so many times what it holds
 _APART_S = 1e-9  # between workers that ask at the same moment
 
 
@@ -64,7 +65,7 @@ class Tickets:
         if not self.hand:
             self.settle()
         if not self.hand and self.dealt < self._count:
-            self._merge(*self._ask())
+            self._merge(*self._ask(ahead))
         if not self.hand:
             self.end()
             return None
@@ -72,7 +73,7 @@ class Tickets:
         if len(run) > 1:
             self.hand.appendleft(run[1:])
         if len(self.hand) < 2 and self._asking is None and self._ample(ahead + 1):
-            self._ask_ahead()
+            self._ask_ahead(ahead + 1 + runs.length(self.hand))
         return run[0]
 
     def can_wait(self, ahead: int) -> bool:
@@ -105,28 +106,34 @@ class Tickets:
 
     # --- asking ----------------------------------------------------------------------------
 
-    def _ask(self) -> tuple[list[range], int]:
-        """Return what this worker is dealt, and how many have been dealt to all."""
+    def _ask(self, held: int) -> tuple[list[range], int]:
+        """Return what this worker is dealt, who holds so many, and how many all have been dealt."""
         world = None if self._world is None else self._world()
         if world is None:
             return self._rest, self._count
-        wanted = max(1, min(_MOST, int(self._expected(world.size) / _OF_A_SHARE)))
+        wanted = self._wanted(world.size, held)
         # In virtual time many may ask at the very same moment. Served by rank, and not by chance of
         # what was before, a run that is resumed goes on as if it had not been interrupted.
         world.sleep_until(world.now() + _APART_S * world.rank)
         total = self._counter.add(world.control, wanted)
         return runs.part(self._rest, total - wanted, total), min(self._before + total, self._count)
 
-    def _ask_ahead(self) -> None:
+    def _ask_ahead(self, held: int) -> None:
         def ask() -> None:
             try:
-                self._answer = self._ask()
+                self._answer = self._ask(held)
             except ClosedError:
                 self._answer = [], self.dealt  # the program has left meanwhile
 
         world = None if self._world is None else self._world()
         if world is not None:
             self._asking = world.spawn("asks for batches ahead", ask)
+
+    def _wanted(self, workers: int, held: int) -> int:
+        """How many to ask for: few as long as this worker may be slower than it seems."""
+        expected, computed = self._expected(workers), self.mine - held
+        most = min(_MOST, max(expected / _OF_A_SHARE, computed / _OF_COMPUTED))
+        return max(1, int(min(most, expected / _RESERVE - held)))
 
     def _merge(self, numbers: list[range], dealt: int) -> None:
         self.hand.extend(numbers)

@@ -12,6 +12,7 @@ is what the program had after its latest own step, and all that rounds have done
 Who is on time has given what it has, and gets the mean, to the bit. Who is late keeps what it has
 done since. Within a group the shifts add up to nothing: so the mean over all workers is never
 changed by a round, whoever is late, and how late. This is the delta rule, the default of WAGMASGD.
+Running statistics are held within bounds beside: see statistics.py.
 
 The background shifts the public model as soon as a round has landed, so the log keeps no sums and
 a program that is away costs nothing. The program takes over at its next step. Buffers: the public
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 
 from offbeat.merges.shift import Buckets, Shift, _add, _copy
+from offbeat.merges.statistics import copies, hold
 from offbeat.rounds import Flats, Groups, Layout, Round
 from offbeat.worlds import Channel, World
 
@@ -46,6 +48,7 @@ class Public(Shift):
     ) -> None:
         """The last tensors of the layout, so many, are running statistics."""
         super().__init__(layout, alone)
+        self.statistics = statistics
         self._rank = world.rank
         self._groups = groups
         # All below is shared by the program and the background, under this.
@@ -154,8 +157,10 @@ class Public(Shift):
         if on_time:
             torch._foreach_copy_(self._base.bodies, sums.bodies)
         else:
+            before, mean = (copies(each.views, self.statistics) for each in (self._base, sums))
             _add(sums.bodies, given.bodies, -1.0)
             _add(self._base.bodies, sums.bodies, 1.0)
+            hold(self._base.views, before, mean)
         self._behind = not self._moved
 
     @torch.no_grad()
@@ -171,8 +176,9 @@ class Public(Shift):
         if any(copied):
             _copy(_those(self._base.views, copied), _those(mine, copied))
         if self._owed is not None and not all(copied):
-            added = [not each for each in copied]
+            added, before = [not each for each in copied], copies(mine, self.statistics)
             _add(_those(mine, added), _those(self._owed.views, added), 1.0)
+            hold(mine, before, self._base.views)
         self._drop_owed()
         self._behind = False
 

@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.rounds import Flats, Layout, Round
+from offbeat.merges.statistics import copies, hold
+from offbeat.rounds import Flats, Land, Layout, Round
 from offbeat.worlds import Channel
 
 Buckets = tuple[int, ...] | None  # some of a layout's, or all: see rounds/fragments.py
@@ -57,6 +58,10 @@ class Shift:
     whoever wants to know what they are together asks for their mean: see rounds/means.py."""
     spares = False
     alike = True
+    statistics = 0
+    """How many of the layout's last tensors are running statistics: see statistics.py."""
+    land: Land | None = None
+    """Takes what every round has summed up, before anybody hears of it, if it does: see Public."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Without a common base: what to hold while parameters change elsewhere than in a round."""
 
@@ -132,11 +137,15 @@ class Shift:
             _add(place.bodies, self._owed.bodies, 1.0)
         if self._owes_numbers:
             self._return_to_numbers(place.views)
+        if self._owed is not None:
+            hold(place.views, copies(here, self.statistics), self._base.views)
         return place
 
     def begin(self, round: Round) -> bool:
         """Put the mean of everyone's moves in place of one's own."""
+        before = copies(self._parameters, self.statistics)
         self._take(round, None)
+        hold(self._parameters, before, self._base.views)
         return False
 
     def end(self, round: Round) -> None:
@@ -161,9 +170,11 @@ class Shift:
         if owed is None:
             return
         if not self._is_at_base:
+            before = copies(self._parameters, self.statistics)
             _add(self._parameters, owed.views, 1.0)
             if returns:
                 self._return_to_numbers(self._parameters)
+            hold(self._parameters, before, self._base.views)
         else:
             _copy(self._base.views, self._parameters)
 

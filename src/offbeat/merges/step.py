@@ -50,7 +50,7 @@ class Step:
         self._install(round)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        self.rates.put(round.rates)
+        self.rates.put(round.rates, round.scale)
         return True
 
     def _install(self, round: Round) -> None:

@@ -2,5 +2,6 @@
 
 from offbeat.replica.replica import Replica
 from offbeat.replica.stats import RoundStats, Stats
+from offbeat.replica.stoppable import Stoppable
 
-__all__ = ["Replica", "RoundStats", "Stats"]
+__all__ = ["Replica", "RoundStats", "Stats", "Stoppable"]

@@ -19,6 +19,8 @@ class MicroBatch:
         self.compute_began = world.now()
         self.round_began = world.now()
         """When this worker applied its latest round."""
+        self.stopped = False
+        """Whether the micro-batch at hand was left before its end: see `rounds.Queue`."""
         self._charged_samples = 0.0
         self._computed_s: list[float] = []  # of each micro-batch since the last round
 
@@ -43,7 +45,7 @@ class MicroBatch:
         """Let the modelled device's time for the micro-batch pass; return the seconds it took."""
         world, gradients = self.world, self.gradients
         self.devices.finish()
-        world.sleep_until(self.compute_began + self.compute_s())
+        self.stopped |= self.compute_until(self.compute_began + self.compute_s())
         self.step += 1
         self._charged_samples = gradients.declared_samples
         gradients.brings = gradients.any
@@ -51,6 +53,11 @@ class MicroBatch:
         computed_s, self.compute_began = now - self.compute_began, now
         self._computed_s.append(computed_s)
         return computed_s
+
+    def compute_until(self, ends_s: float) -> bool:
+        """Let the device compute until then; say whether it was stopped before its end."""
+        self.world.sleep_until(ends_s)
+        return False
 
     def compute_s(self) -> float:
         """Seconds that the modelled device needs for the micro-batch at hand."""
@@ -62,6 +69,7 @@ class MicroBatch:
         gradients = self.gradients
         gradients.declared_samples = self._charged_samples = 0.0
         gradients.brings = True
+        self.stopped = False
         self.compute_began = self.world.now()
         if not self.step:
             self.round_began = self.compute_began

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from offbeat.merges import OwnStep, Public, Shift, Step
+from offbeat.merges import OwnStep, Shift, Step
 from offbeat.replica.micro_batch import MicroBatch
 from offbeat.replica.momenta import momenta as momenta_of
 from offbeat.replica.overlap import Overlap
@@ -84,7 +84,7 @@ class Opening(MicroBatch):
         merge: Callable[[Layout, bool], Shift] = Shift,
         exchange: MakeExchange = SumOverAll,
         momenta: bool = False,
-        engine: type[Engine] = Engine,
+        engine: Callable[..., Engine] = Engine,
         own: OwnStep | None = None,
         early: bool = False,
     ) -> None:
@@ -104,6 +104,7 @@ class Opening(MicroBatch):
         self.names, self.tensors = layout.names, layout.parameters
         if moves is not None:
             self.shift = merge(layout, self.world.size == 1)
+            self.shift.statistics = len(self.buffers)
             self._own = own or self._own
         self.engine = engine(
             self.world,
@@ -121,9 +122,8 @@ class Opening(MicroBatch):
         self.engine.merge = self.shift or self.step_merge
         if self.shift is not None and moves is not None:
             self.engine.write, self.engine.weight = self.shift.give, moves
+            self.engine.land = self.shift.land
             self.engine.piles.written_late = True
-            if isinstance(self.shift, Public):
-                self.engine.land = self.shift.land
             if not self.shift.common:
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
@@ -142,6 +142,10 @@ class Opening(MicroBatch):
         self.engine.begin()
         if self.means is not None:
             self.means.begin()
+
+    def compute_until(self, ends_s: float) -> bool:
+        """Let the device compute until then; say whether it was stopped before its end."""
+        return self.engine.compute_until(self.compute_began, ends_s)
 
     def changing(self) -> None:
         """A round is about to be applied."""

@@ -103,6 +103,17 @@ class Replica(Opening):
         self.arrival = "dropped"
         self.dropped_samples += self.samples
 
+    def judged(self, arrival: Arrival, dropped_samples: float) -> None:
+        """Hear what has become of a gradient that was given earlier."""
+        self.arrival = arrival
+        self.dropped_samples += dropped_samples
+
+    def abandon(self) -> None:
+        """Count the micro-batch at hand, which was stopped, as dropped, and what it belongs to."""
+        self.drop()
+        self.arrival = "abandoned"
+        self.dropped_samples += self.engine.abandon()
+
     def results(self, *, delay: int | None = None) -> Iterator[Round]:
         """Wait, if this worker was on time; then every round that it does not know of, in order.
 

@@ -38,6 +38,9 @@ class Stats:
     computed_samples: float = 0.0
     applied_samples: float = 0.0
     dropped_samples: float = 0.0
+    abandoned_samples: float = 0.0
+    """Of the dropped ones, those whose gradient was left before its end; and the seconds."""
+    abandoned_s: float = 0.0
     dropped_share: float = 0.0
     """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)

@@ -62,7 +62,7 @@ class Begin(_Line):
 class Compute(_Span):
     kind: Literal["compute"]
     samples: FiniteFloat
-    arrival: Literal["on time", "late", "dropped"]
+    arrival: Literal["on time", "late", "dropped", "abandoned"]
 
 
 class Wait(_Span):

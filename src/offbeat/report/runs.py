@@ -109,7 +109,7 @@ class Run:
         for compute in self.computes:
             sums.setdefault(compute.rank, [0.0] * 4)[0] += compute.seconds
             sums[compute.rank][2] += compute.samples
-            sums[compute.rank][3] += compute.samples if compute.arrival == "dropped" else 0.0
+            sums[compute.rank][3] += compute.samples * (compute.arrival in ("dropped", "abandoned"))
         for wait in self.waits:
             sums.setdefault(wait.rank, [0.0] * 4)[1] += wait.seconds
         ended: dict[int, list[float]] = {}  # more than one line if it attached more than once

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from offbeat.report.runs import Run
 
-STATES = ("computing", "late", "dropped", "waiting", "synchronising")
-_COMPUTING = {"on time": 0, "late": 1, "dropped": 2}
-_WAITING, _SYNCHRONISING = 3, 4
+STATES = ("computing", "late", "dropped", "abandoned", "waiting", "synchronising")
+_COMPUTING = {"on time": 0, "late": 1, "dropped": 2, "abandoned": 3}
+_WAITING, _SYNCHRONISING = 4, 5
 NO_ROUND = -1
 
 

@@ -19,11 +19,12 @@ from offbeat.report.spans import STATES
 
 Event = dict[str, Any]
 
-_STATES = {"on time": STATES[0], "late": STATES[1], "dropped": STATES[2]}
+_STATES = {"on time": STATES[0]} | {state: state for state in ("late", "dropped", "abandoned")}
 _COLOURS = {
     "computing": "thread_state_running",
     "late": "thread_state_runnable",
     "dropped": "terrible",
+    "abandoned": "bad",
     "waiting": "thread_state_sleeping",
     "synchronising": "thread_state_iowait",
 }

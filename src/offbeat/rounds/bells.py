@@ -30,8 +30,12 @@ class Bells:
 
     def ring(self, why: str, round: int = 0) -> None:
         """Tell everyone, this worker included."""
+        self.tell(f"{why} {round} {self._rank}")
+
+    def tell(self, words: str) -> None:
+        """Say this to everyone, this worker included: all hear all that is said in one order."""
         number = self._control.add(f"{self._place}/bells", 1) - 1
-        self._control.set(self._key(number), f"{why} {round} {self._rank}".encode())
+        self._control.set(self._key(number), words.encode())
 
     def want(self, round: int) -> None:
         """Ring for that round, if nobody has done so yet."""
@@ -48,11 +52,16 @@ class Bells:
 
     def hear(self) -> tuple[str, int, int]:
         """Block until the next bell: why, for which round, and who rang."""
-        why, number, rank = self._control.get(self._key(self._heard)).decode().split()
+        why, number, rank = self.told().split()
+        return why, int(number), int(rank)
+
+    def told(self) -> str:
+        """Block until something more is said; what."""
+        words = self._control.get(self._key(self._heard)).decode()
         self._heard += 1
         if self._heard % _BLOCK == 0:
             self._forget(self._heard - _BLOCK)
-        return why, int(number), int(rank)
+        return words
 
     def _forget(self, first: int) -> None:
         """This worker has heard a block of bells; the last to do so deletes it."""

@@ -59,7 +59,7 @@ from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Rules
 from offbeat.worlds.base import World
 
-Arrival = Literal["on time", "late", "dropped"]
+Arrival = Literal["on time", "late", "dropped", "abandoned"]
 
 
 class Engine(Presence):
@@ -182,6 +182,18 @@ class Engine(Presence):
         in_time_for = self.log.taken + delay if self._rules.at_boundary else self._went_on_for
         return self._started > max(self.log.taken, in_time_for)
 
+    def abandon(self) -> float:
+        """Forget what is on the pile, and a micro-batch that was stopped; the pile's samples."""
+        with self._state:
+            samples = self.piles.samples
+            self.piles.growing.clear()
+            self._made += 1
+        return samples
+
+    def stops(self, began_s: float) -> bool:
+        """Say whether a program is to leave a micro-batch that it is in the middle of."""
+        return False
+
     def arrive(self) -> None:
         """Count as there for the next round, with whatever will be on the pile.
 
@@ -238,6 +250,11 @@ class Engine(Presence):
                 self._resumes_after = self._started
                 self._state.notify_all()
 
+    def compute_until(self, began_s: float, ends_s: float) -> bool:
+        """Let a modelled device compute until then; say whether it was stopped before its end."""
+        self._world.sleep_until(ends_s)
+        return False
+
     # --- before the round ------------------------------------------------------------------
 
     @property
@@ -248,7 +265,7 @@ class Engine(Presence):
     @property
     def launched(self) -> int:
         """How many have been."""
-        return self._exchange.launched
+        return len(self._exchange.launches or ())
 
     def apart(self) -> Pile:
         """The pile to launch buckets of, which can be filled anew."""
@@ -256,7 +273,8 @@ class Engine(Presence):
 
     def launch(self, not_before: float | None) -> None:
         """Launch the next bucket of the pile."""
-        self._exchange.launch(self.piles.growing, not_before)
+        assert self._exchange.launches is not None, "opened with early=True"
+        self._exchange.launches.launch(self.piles.growing, not_before)
 
     # --- results ---------------------------------------------------------------------------
 

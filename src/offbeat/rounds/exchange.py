@@ -45,44 +45,18 @@ class Early(Protocol):
         """The round is over."""
 
 
-class Exchange(Protocol):
-    """What travels to whom; made alike on every worker."""
+class Launches:
+    """The buckets of the next round that are under way: the first ones, before its header."""
 
-    @property
-    def launched(self) -> int:
-        """How many buckets of the next round are under way."""
-
-    def launch(self, pile: Pile, not_before: float | None = None) -> None:
-        """Send the next bucket of the next round on its way."""
-
-    def see_and_launch(self, pile: Pile) -> None:
-        """See whether the next bucket is finite, and launch it, if it may go before the header."""
-
-    def reduce(self, pile: Pile, share: Share) -> Shares:
-        """Exchange a pile, in place; return what everyone says of its part."""
-
-
-MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
-
-
-class SumOverAll:
-    """All-reduces of one layout's buckets, with a header."""
-
-    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
-        self._world = world
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._header = header
         self._under_way: list[Work] = []
-        for bucket in layout.buckets:  # make the groups now, not in the first round
-            channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
 
-    @property
-    def launched(self) -> int:
-        """How many buckets of the next round are under way."""
+    def __len__(self) -> int:
         return len(self._under_way)
 
     def launch(self, pile: Pile, not_before: float | None = None) -> None:
-        """Send the next bucket of the next round on its way; never the last one."""
+        """Send the next bucket on its way; the last one only when the header is in it."""
         tensor = pile.tensors[len(self._under_way)]
         self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
 
@@ -97,6 +71,42 @@ class SumOverAll:
         if number < len(pile.tensors) - 1:
             self.launch(pile)
 
+    def end(self, pile: Pile) -> None:
+        """Launch those that are left, and wait for all."""
+        while len(self._under_way) < len(pile.tensors):
+            self.launch(pile)
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            work.wait()
+
+
+class Exchange(Protocol):
+    """What travels to whom; made alike on every worker."""
+
+    @property
+    def launches(self) -> Launches | None:
+        """What sends buckets on their way before their round; None where all of a pile go at once.
+
+        Then a round takes only piles that have been looked at.
+        """
+
+    def reduce(self, pile: Pile, share: Share) -> Shares:
+        """Exchange a pile, in place; return what everyone says of its part."""
+
+
+MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
+
+
+class SumOverAll:
+    """All-reduces of one layout's buckets, with a header."""
+
+    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
+        self._world = world
+        self._header = header
+        self.launches = Launches(channel)
+        for bucket in layout.buckets:  # make the groups now, not in the first round
+            channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
+
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Exchange a pile, of which some buckets may be under way; what everyone says of it.
 
@@ -105,9 +115,5 @@ class SumOverAll:
         margin = pile.flats.margin
         margin.write(self._header.written(self._world.rank, share))
         pile.blank = False
-        while len(self._under_way) < len(pile.tensors):
-            self.launch(pile)
-        under_way, self._under_way = self._under_way, []
-        for work in under_way:
-            work.wait()
+        self.launches.end(pile)
         return read(self._header, margin.read(), margin.kind)

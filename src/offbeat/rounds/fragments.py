@@ -43,6 +43,52 @@ class Fragments:
         return self.parts[place]
 
 
+class Carried:
+    """Which buckets the rounds carry in which this worker takes part, up to the last one.
+
+    All of them, unless there are fragments.
+    """
+
+    def __init__(self, fragments: Fragments | None) -> None:
+        self._fragments = fragments
+        self._whole = False  # of the next round
+        self._left: frozenset[int] = frozenset()  # who had left in the latest one
+        self._told = False  # this worker's part in a header has said that it has left
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether a round carries fewer than all, as a rule."""
+        return self._fragments is not None
+
+    def next(self, number: int) -> tuple[int, ...] | None:
+        """The buckets that the next round, which has this number, carries; None: all."""
+        return None if self._fragments is None or self._whole else self._fragments.of(number)
+
+    def given(self, number: int, left: bool) -> tuple[int, tuple[int, ...] | None]:
+        """Which round takes what this worker writes now, if the next has this number; its buckets.
+
+        Of a worker that has left that is the first one after all have been told.
+        """
+        if self._fragments is None:
+            return number, None
+        return (number + (not self._told), None) if left else (number, self._fragments.of(number))
+
+    def tell(self, left: bool) -> None:
+        """This worker's part in the next header is written, and says whether it has left."""
+        self._told |= left
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the next round takes all that this worker has, if it has left."""
+        return self._fragments is None or self._told
+
+    def ended(self, left: frozenset[int]) -> tuple[int, ...]:
+        """A round has ended, and these have left; those of them who give all to the next."""
+        gone, self._left = left - self._left, left
+        self._whole = self._fragments is not None and bool(gone)
+        return tuple(sorted(gone)) if self._whole else ()
+
+
 def even_runs(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Cut a row into so many runs, none empty, each about as large as the others.
 

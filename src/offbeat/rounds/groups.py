@@ -82,7 +82,7 @@ def _dealt(workers: int, size: int, round: int) -> tuple[tuple[int, ...], ...]:
 class SumInGroups:
     """All-reduces of one layout's buckets within groups, and of a header among all."""
 
-    launched = 0
+    launches = None  # a model is looked at when it is published, and travels when a round takes it
 
     def __init__(
         self, world: World, channel: Channel, layout: Layout, header: Header, groups: Groups
@@ -102,12 +102,6 @@ class SumInGroups:
             for device in {bucket.device for bucket in layout.buckets}:
                 each.all_reduce(torch.zeros(1, device=device)).wait()
         channel.all_reduce(self._numbers).wait()
-
-    def launch(self, pile: Pile, not_before: float | None = None) -> None:
-        raise AssertionError("a model travels when its round takes it, not before")
-
-    def see_and_launch(self, pile: Pile) -> None:
-        raise AssertionError("a model travels when its round takes it, not before")
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Have the sum over this round's group in the pile; return what all workers say.

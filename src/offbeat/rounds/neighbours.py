@@ -25,6 +25,8 @@ _IN_FLIGHT = 2
 class Neighbours:
     """An exchange over one graph."""
 
+    launches = None  # what goes to neighbours is written at once, and looked at then
+
     def __init__(
         self, graph: Graph, world: World, channel: Channel, layout: Layout, header: Header
     ) -> None:
@@ -36,14 +38,6 @@ class Neighbours:
         self._rooms: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
         for bucket in layout.buckets:  # make the groups now, not in the first round
             channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
-
-    launched = 0
-
-    def launch(self, pile: Pile, not_before: float | None = None) -> None:
-        raise AssertionError("what goes to neighbours is not known before the step")
-
-    def see_and_launch(self, pile: Pile) -> None:
-        raise AssertionError("what goes to neighbours is written at once")
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Mix a pile with the neighbours' of this round, in place; what they say of theirs."""

@@ -35,6 +35,7 @@ class Rates:
     """The numbers in an optimizer's param groups that a round is applied with."""
 
     def __init__(self, optimizer: Optimizer, scheduled: bool) -> None:
+        self._groups = optimizer.param_groups
         self._places: list[tuple[dict[str, Any], str, int | None]] = []
         for group in optimizer.param_groups:
             for name in NAMES:
@@ -46,6 +47,7 @@ class Rates:
                 elif _is_number(value):
                     self._places.append((group, name, None))
         self._kept: list[float] | None = None
+        self._scaled: list[tuple[dict[str, Any], Any]] = []  # groups, and their own learning rate
 
     def __len__(self) -> int:
         return len(self._places)
@@ -57,15 +59,26 @@ class Rates:
             for group, name, index in self._places
         ]
 
-    def put(self, agreed: Sequence[float]) -> None:
-        """Have a round's values in the param groups, until `put_back`."""
+    def put(self, agreed: Sequence[float], scale: float = 1.0) -> None:
+        """Have a round's values in the param groups, learning rates scaled, until `put_back`."""
         mine = self.values()
         if list(agreed) != mine:
             self._kept = mine
             self._write(agreed)
+        if scale != 1.0:
+            self._scale(scale)
+
+    def _scale(self, scale: float) -> None:
+        """All groups' learning rates: a scheduler's, too, which are in no round."""
+        for group in self._groups:
+            own = group["lr"]
+            self._scaled.append((group, own.clone() if isinstance(own, torch.Tensor) else own))
+            _set_lr(group, own * scale)
 
     def put_back(self) -> None:
         """Have this worker's own values again."""
+        while self._scaled:
+            _set_lr(*self._scaled.pop())
         if self._kept is not None:
             self._write(self._kept)
             self._kept = None
@@ -82,6 +95,14 @@ class Rates:
                 several = list(group[name])
                 several[index] = _like(old, value)
                 group[name] = type(group[name])(several)
+
+
+@torch.no_grad()
+def _set_lr(group: dict[str, Any], value: Any) -> None:
+    if isinstance(old := group["lr"], torch.Tensor):  # in place: others may hold it
+        old.copy_(value)
+    else:
+        group["lr"] = value
 
 
 def room(values: int) -> int:

@@ -59,6 +59,8 @@ class Round:
     """By parameter: whether anybody had a gradient for it."""
     rates: tuple[float, ...] = ()
     """What the optimizer's param groups hold while it is applied: see rates.py."""
+    scale: float = 1.0
+    """Of their learning rates."""
     waited_s: float = 0.0
     """Seconds that this worker has waited for the round."""
     staleness_rounds: int = 0

@@ -31,12 +31,10 @@ class Service(State):
                 self._count_round()
             assert self._given is not None
             (pile, share), self._given = self._given, None
-        if self._fragments is not None:
-            buckets = None if self._whole else self._fragments.of(self._offset + number)
-            pile.carry(buckets)
-        began_s = self._world.now()
+        pile.carry(self._carried.next(self._offset + number))
+        began_s, launches = self._world.now(), self._exchange.launches
         filled = pile.micro_batches if self.write is None else pile.written
-        if not filled and not self._exchange.launched:
+        if not filled and not launches:
             pile.zero()
         if self._choose is not None:
             square = pile.square / pile.samples**2 if pile.samples else 0.0
@@ -44,7 +42,8 @@ class Service(State):
         if self.early is not None:
             share.changed = self.early.keep(pile, here=share.presence == HERE)
         while pile.unseen:  # by the program: it has better things to do
-            self._exchange.see_and_launch(pile)
+            assert launches is not None, "where none are launched, the program has looked"
+            launches.see_and_launch(pile)
         share.bad = pile.bad_slot
 
         shares = self._exchange.reduce(pile, share)
@@ -91,7 +90,7 @@ class Service(State):
             self.gave_s = self._world.now()
         self._given = pile, self._share_of(pile, self._started, keeps)
         self._notes = ()
-        self._says_left |= self._presence == LEFT
+        self._carried.tell(self._presence == LEFT)
         if not keeps:
             self._made = 0
 
@@ -113,12 +112,11 @@ class Service(State):
 
     def _may_flush(self) -> bool:
         """Whether this worker has left, and gives all that it has; of fragments, if all travel."""
-        told = self._fragments is None or self._says_left
-        return self._presence == LEFT and told
+        return self._presence == LEFT and self._carried.flushes
 
     def _prepare_flush(self) -> None:
         """Of fragments, others than the latest have moved: an empty pile is none; under lock."""
-        if self._fragments is not None and self._weighed and not self.piles.samples:
+        if self._carried.in_fragments and self._weighed and not self.piles.samples:
             pile = self.piles.growing
             pile.samples, pile.micro_batches = self._weighed, 1
 
@@ -133,17 +131,14 @@ class Service(State):
         if pile.samples or self.land is not None:
             self.piles.furnish(pile)
             number = self._offset + self._started + self._is_set_aside()
-            buckets = None
-            if self._fragments is not None and self._presence == LEFT:
-                number += not self._says_left  # in a whole round
-            elif self._fragments is not None:
-                buckets = self._fragments.of(number)
-            pile.buckets = buckets
-            for _ in self.write(number, pile.flats, self.weight(pile), self._in_round, buckets):
-                if self._in_round:  # the next bucket is written while this one travels
-                    self._exchange.see_and_launch(pile)
+            number, pile.buckets = self._carried.given(number, self._presence == LEFT)
+            launches = self._exchange.launches if self._in_round else None
+            weight, buckets = self.weight(pile), pile.buckets
+            for _ in self.write(number, pile.flats, weight, self._in_round, buckets):
+                if launches is not None:  # the next bucket is written while this one travels
+                    launches.see_and_launch(pile)
             pile.written = True
-            pile.unseen = not self._in_round and self.land is None  # a model has been looked at
+            pile.unseen = launches is None and self.land is None  # a model has been looked at
 
     def _share_of(self, pile: Pile, round: int, keeps: bool) -> Share:
         """What this worker's part of the header says."""
@@ -200,11 +195,10 @@ class Service(State):
         if self._choose is not None and completed.ranks:
             self._quorum = told.quorum_of(self._choose(told.measured(completed, pile)), size)
         due = shares.due(rules.max_staleness_rounds)
-        gone, self._left = shares.left - self._left, shares.left
-        self._whole = self._fragments is not None and bool(gone)
-        active = shares.active or (tuple(sorted(gone)) if self._whole else ())
+        flushing = self._carried.ended(shares.left)
+        active = shares.active or flushing
         following = self._start_of(round + 1, active, due) if active else None
-        over = not shares.here and not away and not self._whole
+        over = not shares.here and not away and not flushing
         kept: Pile | None = pile
         if self.land is not None:
             completed, kept = self.land(completed, pile.flats, shares.all_left), None

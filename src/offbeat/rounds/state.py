@@ -12,7 +12,7 @@ from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.exchange import Early, MakeExchange, Write
-from offbeat.rounds.fragments import Fragments
+from offbeat.rounds.fragments import Carried, Fragments
 from offbeat.rounds.header import AWAY, HERE, Share
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
@@ -40,8 +40,7 @@ class State:
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
-        *("_period_quorum", "_wanted", "_wants_room", "_weighed"),
-        *("_fragments", "_left", "_says_left", "_whole"),
+        *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed"),
     )
 
     def __init__(
@@ -96,12 +95,10 @@ class State:
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least
         self._went_on_for = 0  # the round that its next gradient is on time for, or a later one
         self._on_time_for = -1
-        self._fragments: Fragments | None = None
+        fragments = None
         if rules.fragments != 1:
-            self._fragments = Fragments(layout, rules.fragments, rules.quorum != "all")
-        self._whole = False  # of fragments: the next round carries all of them
-        self._left: frozenset[int] = frozenset()  # who had left in the latest round
-        self._says_left = False  # this worker has said so
+            fragments = Fragments(layout, rules.fragments, rules.quorum != "all")
+        self._carried = Carried(fragments)
         self._weighed = 0.0  # what this worker counted in the latest mean of moves
         self._comes = False  # it has come to the next round of a lockstep
         self._says_later = False  # it arrives when it has applied the rounds at hand

@@ -42,6 +42,18 @@ def collectives_under_way_together_end_in_order(world: World) -> None:
     assert [tensor[0].item() for tensor in tensors] == [world.size * n for n in range(5)]
 
 
+def collectives_under_way_together_may_be_waited_for_in_another_order(world: World) -> None:
+    """Of one shape, so that what one has needed may be used again for the next."""
+    channel = world.channel("backwards")
+    for turn in range(4):
+        tensors = [torch.full((8,), 10.0 * turn + number) for number in range(1 + turn)]
+        works = [channel.all_reduce(tensor) for tensor in tensors]
+        for work in reversed(works):
+            work.wait()
+        for number, tensor in enumerate(tensors):
+            assert tensor.tolist() == [world.size * (10.0 * turn + number)] * 8
+
+
 def broadcast_takes_over_the_sources_values(world: World) -> None:
     source = world.size - 1
     tensor = torch.full((3,), float(world.rank))
@@ -219,6 +231,7 @@ CHECKS: tuple[Check, ...] = (
     all_reduce_gives_everyone_the_same_sum,
     all_reduce_knows_max_and_min,
     collectives_under_way_together_end_in_order,
+    collectives_under_way_together_may_be_waited_for_in_another_order,
     broadcast_takes_over_the_sources_values,
     tensors_between_two_workers_arrive_in_order,
     all_gather_has_a_row_of_everyone,

@@ -50,13 +50,13 @@ class Liveness:
         self._told = threading.Event()
         self._goodbye_said = threading.Lock()
         self._closing = False
-        self._groups = Groups(world, "liveness", world.members, LONG)
+        self.groups = Groups(world, "liveness", world.members, LONG)
         self._watches: list[Activity] = []
 
     def watch(self) -> None:
         """Begin; every worker does."""
         try:
-            self._groups.on("cpu")
+            self.groups.on("cpu")
         except RuntimeError as error:
             raise WorkerLostError(
                 f"worker {self._world.rank} could not connect to all of the "
@@ -101,15 +101,12 @@ class Liveness:
             return
         predecessor = (self._world.rank - 1) % self._world.size
         with suppress(RuntimeError):  # it may be the one that was lost
-            wait_for_c10d(self._groups.on("cpu").send([torch.zeros(1)], predecessor, 0), LONG)
-
-    def drop(self) -> None:
-        self._groups.drop()
+            wait_for_c10d(self.groups.on("cpu").send([torch.zeros(1)], predecessor, 0), LONG)
 
     def _watch_neighbour(self) -> None:
         successor = (self._world.rank + 1) % self._world.size
         try:
-            wait_for_c10d(self._groups.on("cpu").recv([torch.empty(1)], successor, 0), LONG)
+            wait_for_c10d(self.groups.on("cpu").recv([torch.empty(1)], successor, 0), LONG)
         except RuntimeError:
             self.report(successor, "its connection broke: the process has ended")
 

@@ -112,7 +112,7 @@ class RealWorld(ThreadedWorld):
             if self.control.add(f"closed/{groups.where}", 0) == len(groups.members):
                 self._retired.remove(groups)
                 self._groups.remove(groups)
-                groups.drop()
+                groups.close()
 
     def check(self) -> None:
         if not dist.is_initialized() and not self._closed:
@@ -178,10 +178,12 @@ class RealWorld(ThreadedWorld):
         try:
             super()._let_go()
         finally:
-            for groups in self._groups:
-                groups.drop()
-            if self._liveness is not None:
-                self._liveness.drop()
+            every = [*self._groups, *([self._liveness.groups] if self._liveness else [])]
+            for groups in every:
+                if self._failure is None:
+                    groups.close()
+                else:
+                    groups.drop()
             if self._failure is not None:
                 self.clients.forget()
 

@@ -55,14 +55,43 @@ def cut(sockets: Sockets) -> None:
 
     Not the sockets that listen: Gloo takes their end for a fault of its own, and ends the process.
     """
+    for copy in _still_open(sockets, listening=False):
+        with suppress(OSError):
+            copy.shutdown(socket.SHUT_RD)
+        _half_cut.append(copy)
+
+
+def end(sockets: Sockets, ports: set[int]) -> None:
+    """All are through: have Gloo find those connections ended that came in by these ports.
+
+    Only those, since they are Gloo's for sure: another thread of the program may have opened one of
+    its own while we noted sockets. The other side finds its end of them closed then.
+    """
+    for copy in _still_open(sockets, listening=False):
+        with copy, suppress(OSError):
+            if copy.getsockname()[1] in ports:
+                copy.shutdown(socket.SHUT_RD)
+
+
+def listening_ports(sockets: Sockets) -> set[int]:
+    """The ports that some of these listen at."""
+    ports = set()
+    for copy in _still_open(sockets, listening=True):
+        with copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                ports.add(copy.getsockname()[1])
+    return ports
+
+
+def _still_open(sockets: Sockets, listening: bool) -> Iterator[socket.socket]:
+    """Copies of those that have not been closed since, and listen or do not: to be closed."""
     for fd, identity in sockets.items():
         with suppress(OSError):
             copy = socket.socket(fileno=os.dup(fd))
             status = os.fstat(copy.fileno())
-            listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if (status.st_dev, status.st_ino) == identity and not listens:
-                copy.shutdown(socket.SHUT_RD)
-                _half_cut.append(copy)
+            listens = bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if (status.st_dev, status.st_ino) == identity and listens == listening:
+                yield copy
             else:
                 copy.close()
 

@@ -218,11 +218,11 @@ function told(run, chart, pointer) {
     const state = data.states[run.states[i]], note = run.spans.notes[i];
     const [from, to] = [run.spans.starts[i], run.spans.ends[i]];
     parts.push(`${dot(state)}<b>${state}</b> for ${seconds(to - from)} ${when}`, `${seconds(from)} to ${seconds(to)}`);
-    if (run.states[i] < 3) parts.push(`${count(note, "sample")}`);
+    if (run.states[i] < 4) parts.push(`${count(note, "sample")}`);
     else parts.push(note < 0 ? "ended by no round" : `until round ${note}${roundFacts(run, note)}`);
   } else parts.push(`nothing recorded at ${seconds(moment)} ${when}`);
   const lane = spanAt(run.lanes, worker, moment);
-  if (lane >= 0 && (i < 0 || run.states[i] < 3)) {
+  if (lane >= 0 && (i < 0 || run.states[i] < 4)) {
     const number = run.lanes.notes[lane];
     parts.push(`in the background: round ${number}${roundFacts(run, number)}`);
   }

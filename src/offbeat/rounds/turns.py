@@ -1,0 +1,213 @@
+"""What a worker's background does where every gradient comes by itself: it hears entries, in order.
+
+A gradient's turn: the judge says what becomes of it. If it counts, it travels and is added up; and
+if the sum is to be an update, it goes into the log. All workers do the same, each at its own time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from offbeat.rounds import entries, roll
+from offbeat.rounds.engine import Arrival, Engine
+from offbeat.rounds.entries import Entry
+from offbeat.rounds.exchange import MakeExchange
+from offbeat.rounds.judge import Judge, Verdict
+from offbeat.rounds.layout import Layout
+from offbeat.rounds.one_to_all import FromOneToAll
+from offbeat.rounds.pile import Pile
+from offbeat.rounds.round import Round
+from offbeat.rounds.start import Rules
+from offbeat.rounds.sums import Mean, Sum
+from offbeat.worlds.base import World
+
+GivesUp = Callable[[float, float | None, float], bool]
+"""Gets the seconds that a micro-batch has taken so far, those that it still takes, if known, and
+those that one usually takes; says whether to leave it, though it is not done."""
+
+
+class Watches(Protocol):
+    """Measures gradients as they come."""
+
+    def see(self, gradient: Sequence[Tensor], samples: float) -> float:
+        """Take one, the mean over so many samples; how many are worth being averaged, or 0."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what was saved."""
+
+
+class Turns(Engine):
+    """The background's half of a queue of gradients."""
+
+    __slots__ = (
+        *("_asked_to_end", "_bad", "_base", "_fresh", "_gives_up", "_judge", "_made_by_all"),
+        *("_means", "_outcomes", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
+        *("_useful", "watches"),
+    )
+
+    def __init__(
+        self,
+        judge: Judge,
+        gives_up: GivesUp,
+        world: World,
+        name: str,
+        layout: Layout,
+        rules: Rules,
+        **settings: Any,
+    ) -> None:
+        """`gives_up` says whether a worker that is told to stop does."""
+        self._judge = judge
+        self._gives_up = gives_up
+        self._recent_s: deque[float] = deque(maxlen=16)  # what micro-batches have taken
+        self.judged: Callable[[Arrival, float], None] | None = None
+        """Hears what has become of a gradient of so many samples; called by the program."""
+        self.watches: Watches | None = None
+        """Sees every gradient that counts; its numbers go into checkpoints."""
+        self._useful = 0.0  # what it has said last
+        self._roll = roll.Roll(world.size)
+        self._sums = [Sum(world.size) for _ in range(judge.sums)]
+        self._means = [Mean(layout) for _ in range(judge.sums)] if judge.averages else []
+        self._base = 0  # the version in which the log began
+        self._bad: list[int] = []  # of its rounds, those that are no updates
+        self._sent: Pile | None = None  # its gradient, which has had no turn yet
+        self._outcomes: list[tuple[Arrival, float]] = []  # that the program has not heard of
+        self._fresh = True  # whether the program goes on from the newest parameters
+        self._made_by_all = 0  # steps of all workers that no round tells of
+        self._asked_to_end = False  # somebody has
+        self._stopped_at = 0  # rounds that a program must know, or leave what it computes
+        one_to_all = cast(MakeExchange, FromOneToAll)  # no exchange of rounds, but of gradients
+        super().__init__(world, name, layout, rules, **{**settings, "exchange": one_to_all})
+
+    def begin(self) -> None:
+        """Start the background: the others' gradients may come from here on."""
+        self._activities = [self._world.spawn(f"gradients of {self._name}", self._serve)]
+
+    def _version(self, taken: int) -> int:
+        """The updates in parameters that have so many rounds of the log."""
+        return self._base + taken - bisect_left(self._bad, taken)
+
+    def _serve(self) -> None:
+        while not self._ended:
+            entry = Entry.read(self._bells.told())
+            if entry.why == entries.GRADIENT:
+                with self._state:
+                    self._await_room()
+                self._hear_gradient(entry)
+            else:
+                self._hear_presence(entry)
+            self._keep_short()
+
+    def _hear_gradient(self, entry: Entry) -> None:
+        """Have it judged, and what follows done."""
+        mine = entry.worker == self._world.rank
+        pile = self._sent if mine else None
+        self._made_by_all += entry.made
+        self._asked_to_end |= entry.ends
+        if entry.bad is not None:
+            self._log_bad(entry, entry.bad, pile)
+            self._had_its_turn(entry, Verdict(), dropped=False)
+            return
+        if entry.useful:  # one worker's word, heard by all: they need not measure the same bits
+            self._judge.learn(entry.useful)
+        late = self._judge.delay(entry.ticket) > 0
+        verdict = self._judge.judge(entry.ticket)
+        began_s = self._world.now()
+        if verdict.into is not None:
+            if pile is None:
+                with self._state:
+                    pile = self.piles.nothing()
+            elif self._means:
+                self._means[verdict.into].add(pile)
+            if self._world.size > 1:
+                cast(FromOneToAll, self._exchange).exchange(pile, entry.worker)
+            if self.watches is not None:
+                share = entry.samples / pile.unit
+                mean = [body / share for body in pile.flats.bodies]
+                self._useful = self.watches.see(mean, entry.samples)
+            with self._state:
+                self._sums[verdict.into].add(entry, pile, self.piles)
+        self._carry_out(verdict, began_s)
+        self._had_its_turn(entry, verdict, dropped=verdict.into is None, late=late)
+
+    def _carry_out(self, verdict: Verdict, began_s: float) -> None:
+        """Make an update of the first sum, if the verdict says so, and have the next one there."""
+        if not verdict.update and verdict.then != "next":
+            return
+        sums, judge = self._sums, self._judge
+        with self._state:
+            if verdict.update:
+                number = self._offset + self.log.completed
+                told = sums[0].told(number, judge.version, verdict.divisor, verdict.scale)
+                kept = sums[0].copied(self.piles) if verdict.then == "keep" else sums[0].pile
+                self._append(told, kept, began_s)
+                if self._world.rank in verdict.stopped:
+                    self._stopped_at = self.log.completed
+            if verdict.then != "keep":
+                self._empty(verdict)
+
+    def _empty(self, verdict: Verdict) -> None:
+        """The first sum begins anew, perhaps as the second one; under lock."""
+        first = self._sums[0]
+        assert not first.is_new, "a judge forgets what no round has held"
+        if not verdict.update and first.pile is not None:
+            self.piles.give_back(first.pile)
+        first.pile = None
+        if self._means:
+            self._means[0].clear()
+        if verdict.then == "next":
+            self._sums.reverse()
+            self._means.reverse()
+
+    def _append(self, told: Round, kept: Pile | None, began_s: float) -> None:
+        """Under lock."""
+        made, self._made_by_all = self._made_by_all, 0
+        absent = list(self._roll.absent.values())
+        told = told.but(
+            made=made, ends=self._asked_to_end, here=self._world.size - absent.count(roll.LEFT)
+        )
+        self.log.append(told, kept, began_s, self._world.now())
+        self._state.notify_all()
+
+    def _log_bad(self, entry: Entry, bad: int, pile: Pile | None) -> None:
+        """A gradient that is not finite is a round that changes nothing, or makes all raise."""
+        one = Sum(self._world.size)
+        with self._state:
+            one.add(entry, pile or self.piles.nothing(), self.piles)
+            number = self._offset + self.log.completed
+            told = one.told(number, entry.version + 1, entry.samples, 1.0)
+            self._bad.append(self.log.completed)
+            self._append(told.but(bad=(entry.worker, bad)), one.pile, self._world.now())
+
+    def _had_its_turn(
+        self, entry: Entry, verdict: Verdict, *, dropped: bool, late: bool = False
+    ) -> None:
+        if entry.worker != self._world.rank:
+            return
+        with self._state:
+            if dropped and self._sent is not None:
+                self.piles.give_back(self._sent)
+            self._sent = None
+            arrival: Arrival = "dropped" if dropped else "late" if late else "on time"
+            self._outcomes.append((arrival, entry.samples if dropped else 0.0))
+            # A round that makes the program raise must not be overlooked for long.
+            self._fresh = verdict.fresh or bool(self._bad and self._bad[-1] >= self.log.taken)
+            self._state.notify_all()
+
+    def _hear_presence(self, entry: Entry) -> None:
+        with self._state:
+            self._roll.hear(entry.why, 0, entry.worker)
+        if entry.why == entries.LEFT:
+            for verdict in self._judge.leaves(entry.worker):
+                self._carry_out(verdict, self._world.now())
+        with self._state:
+            self._paused = self._roll.paused
+            self._ended = self._roll.over
+            self._state.notify_all()
