@@ -571,6 +571,22 @@ def test_the_same_race_runs_on_real_processes(pair: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("algorithm", ["dpsgd", "wagma", "local:steps=2"])
+def test_real_models_are_evaluated_as_their_mean_when_the_run_is_over(
+    algorithm: str, pair: Path, tmp_path: Path
+) -> None:
+    records = tmp_path / "race.jsonl"
+    arguments = ("--world", "real", "--until", "60rounds", "--every", "4", "--cluster", pair)
+    result = command(algorithm, *arguments, "--records", records)
+    assert result.exit_code == 0, result.output
+    *looked, last = (line for line in read(records) if line["kind"] == "evaluation")
+    assert len(looked) > 10
+    assert [line["samples"] for line in looked] == sorted({line["samples"] for line in looked})
+    assert last["loss"] < 0.5 * looked[0]["loss"]
+    assert looked[-1]["loss"] == pytest.approx(last["loss"], rel=0.5)
+
+
+@pytest.mark.real
 def test_a_real_worker_that_fails_is_named(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from offbeat import report
 from offbeat.lab import verdict
 from offbeat.lab.race import Race
-from offbeat.lab.results import Result
+from offbeat.lab.results import Result, end_line
+from offbeat.records import Line
 from offbeat.report import spread
 
 CLUSTER = "two-slow-of-eight"
@@ -133,3 +138,40 @@ def test_infinite_times_have_an_interval_too() -> None:
     assert found == (3.0, 1.0, math.inf, 5)
     assert spread.interval([]) is None
     assert spread.speed_ups([1.0, math.inf, math.inf], [2.0, 2.0, math.inf]) == [2.0, 0.0, 1.0]
+
+
+# ---------------------------------------------------------------- the table
+
+
+def shown(*results: Result) -> str:
+    lines: list[Line] = []
+    for each in results:
+        about = {"label": each.label, "seed": each.seed, "target": each.target, "rate": 1.0}
+        about |= {"algorithm": "SyncSGD()" if each.label == "sync" else each.label}
+        lines += {"kind": "run", **about, "tuned": {"steps": 8}}, end_line(each)
+    console = Console(width=100, highlight=False)
+    with console.capture() as captured:
+        console.print(report.table(report.measured(lines)))
+    return captured.get()
+
+
+def test_the_table_shows_intervals_and_the_two_factors_in_100_columns() -> None:
+    text = shown(
+        *runs("sync", 20.0, 22.0, 18.0, 20.0, 21.0),
+        *runs("a-name:of=many,letters=in,it=all", *[10.0] * 5, samples_to_target=1250.0),
+    )
+    assert "2.00 (1.80–2.20)  2.50× 0.80×" in text
+    assert "20.0 (18.0–22.0)" in text
+    assert "steps=8" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+
+
+def test_the_table_says_how_many_never_arrived_and_why() -> None:
+    b = [*runs("b", 1.0, 1.0, 2.0, None), result("b", 4, None, diverged=True)]
+    text = shown(*runs("sync", *[10.0] * 5), *(replace(each, budget_s=50.0) for each in b))
+    assert "2.0 (1.0–>50.0), 1" in text
+    assert "diverged, 1 never" in " ".join(text.split())
+    none = shown(*runs("sync", *[None] * 5), *runs("b", *[None] * 5, diverged=True))
+    assert re.search(r"^sync, steps=8 +×1 +not reached +– +– +–", none, re.MULTILINE)
+    assert re.search(r"^b, steps=8 +×1 +diverged +– +– +–", none, re.MULTILINE)

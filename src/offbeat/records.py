@@ -4,7 +4,8 @@ Reports, traces and scalars are made from these lines alone. Times are seconds s
 began; virtual ones are virtual. Every line has a `kind`:
 
     run         what was run: algorithm, cluster, seed, rate (the factor of the task's learning
-                rate), ...; the lines after it belong to it
+                rate), tuned (settings that were found by trying), ...; the lines after it belong
+                to it
     compute     rank, from_s, to_s, samples, arrival: "on time", "late", "dropped" or
                 "abandoned": it was stopped before its end, and dropped
     wait        rank, from_s, to_s, round: the round that ended it, or null

@@ -48,6 +48,8 @@ SIZES: dict[str, tuple[str, Ladder]] = {
     "dasgd": ("steps", _counts),
     "diloco": ("steps", _counts),
     "wagma": ("group", _groups),
+    "ringmaster": ("max_delay", _counts),
+    "rennala": ("batch", _counts),
 }
 
 
@@ -91,6 +93,8 @@ def _fits(contestant: Contestant, setting: str, value: Any) -> bool:
 def _nearest(values: Sequence[Any], own: Any, workers: int) -> int:
     if isinstance(own, float) and 0 < own < 1:  # a share of the workers
         own *= workers
-    if not isinstance(own, int | float):  # it follows from the cluster, or has a name
+    if own == "auto":
+        own = workers
+    if not isinstance(own, int | float):  # it follows from the cluster
         return 0
     return min(range(len(values)), key=lambda number: abs(values[number] - own))

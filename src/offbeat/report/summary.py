@@ -170,9 +170,9 @@ def _learnt_cells(row: Row) -> tuple[str, ...]:
         ", ".join([row.name, *(f"{name}={_plain(value)}" for name, value in row.tuned.items())]),
         _text(row.rate, "×{:.3g}"),
         _to_target(row),
-        _with_interval(row.speed_ups, "{:.2f}"),
-        _factor(row.throughput),
-        _factor(row.efficiency),
+        _with_interval(row.speed_ups, "{:.2f}") if row.times else NOTHING,
+        _factor(row.throughput) if row.times else NOTHING,
+        _factor(row.efficiency) if row.times else NOTHING,
         _text(row.utilization, "{:.0%}"),
         _text(row.dropped, "{:.0%}"),
         _staleness(row),
@@ -190,9 +190,7 @@ def table(runs: Runs) -> Table:
     timed = _all_timed(compared)
     seconds = f"times in {seconds_of(runs)}"
     waits = "waited: all workers together; staleness: mean, most"
-    split = (
-        "in brackets: 95 % intervals, or the seeds; speed-up = samples a second × samples needed"
-    )
+    split = "in brackets: 95 % intervals; speed-up = samples a second × samples needed"
     shown = Table(
         box=None,
         pad_edge=False,

@@ -1,4 +1,4 @@
-"""Handwritten digits in micro-batches of four: gradients are mostly noise, as they are late in
+"""Handwritten digits in micro-batches of one: gradients are mostly noise, as they are late in
 training. A small net, so that a run takes a second or two.
 """
 
@@ -12,16 +12,16 @@ from offbeat.lab.tasks.base import Task, classified, drawn, sgd
 
 
 def task() -> Task:
-    """Tell ten digits apart, 90 % of them, from four at a time."""
+    """Tell ten digits apart, 90 % of them, one at a time."""
     train_x, train_y, test_x, test_y = data.split()
     return Task(
         "noisy",
         model=lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
-        batches=drawn(train_x, train_y, 4),
+        batches=drawn(train_x, train_y, 1),
         evaluate=lambda model: classified(model, test_x, test_y),
         optimizer=sgd(lr=0.2),
         target=Target("accuracy", 0.9),
-        budget_steps=600,
+        budget_steps=900,
         draws=False,
     )
