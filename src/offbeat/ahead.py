@@ -1,4 +1,4 @@
-"""How far this worker's own steps are ahead of the rounds that it knows of, in steps of all workers.
+"""How far own steps are ahead of the rounds that a worker knows of, in steps of all workers.
 
     after the latest round      own steps that no round has told of, which are sure,
                                 and as many of each other worker as it makes for one of ours
@@ -17,7 +17,7 @@ class Ahead:
     """One worker's steps since the rounds that it knows of."""
 
     def __init__(self, brings: float) -> None:
-        """`brings` are the steps of all workers for one of this worker's, until a round shows it."""
+        """`brings`: the steps of all workers for one of this worker's, until a round shows it."""
         self._brings = brings
         self._told = 0  # own steps that are in rounds
         self._most = 0  # own steps in a round, at most

@@ -38,7 +38,7 @@ class Log:
         return len(self._rounds)
 
     def append(self, told: Round, pile: Pile | None, **facts: Any) -> None:
-        """A round has completed: what it says to all, its sum, if any, and what is this worker's."""
+        """A round has completed: what it says to all, its sum, if any, and this worker's facts."""
         self._rounds.append((told, pile, facts))
         self.completed += 1
 
