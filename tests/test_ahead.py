@@ -155,3 +155,27 @@ def test_a_checkpoint_between_rounds_goes_on_with_the_same_rates(name: str) -> N
     for seen in offbeat.run(lambda: worker(range(13, 30)), cluster(4)).results:
         assert [ticks for ticks, _ in seen] == list(range(13, 30))
         assert [rate for _, rate in seen] == pytest.approx([0.1 / (n + 1) for n in range(13, 30)])
+
+
+def test_samples_before_a_checkpoint_count_for_the_end_of_a_loop() -> None:
+    """64 samples are 16 steps of each of four; then 32 more, in rounds of 8."""
+    states: dict[int, Any] = {}
+
+    def worker(samples: int) -> tuple[int, int]:
+        model = net()
+        opt = sgd(model)
+        steps = 0
+        with offbeat.attach(model, opt, offbeat.LocalSGD(8)) as dp:
+            if dp.rank in states:
+                dp.load_state_dict(states[dp.rank])
+            for step in dp.until(samples=samples):
+                opt.zero_grad()
+                dp.samples(1)
+                loss(model, dp.rank, step).backward()
+                opt.step()
+                steps += 1
+            states[dp.rank] = dp.state_dict()
+            return steps, dp.stats().steps
+
+    assert offbeat.run(lambda: worker(64), cluster(4)).results == [(16, 16)] * 4
+    assert offbeat.run(lambda: worker(96), cluster(4)).results == [(8, 8)] * 4

@@ -11,7 +11,8 @@ Delayed Averaging", arXiv 2006.00441 (its abstract and the released code were at
 Communication is hidden if it takes at most d steps. With `delay="auto"`, each worker takes the
 smallest d that hides the exchange, in steps of its own: the least over workers of the time from
 launch to result in a round, the longest of the latest rounds. Whoever launches last has waited for
-nobody, so that is the exchange, and not the wait for a slow worker. Workers need not agree on d. A worker whose average has not come after d steps waits for it.
+nobody, so that is the exchange, and not the wait for a slow worker. Workers need not agree on d. A
+worker whose average has not come after d steps waits for it.
 
 Differs from the paper: its merge throws away 1 - xi of what all have moved in those d steps; ours
 keeps it (the rule of CoCoD-SGD, arXiv 1906.12043), and "paper" is a switch. Also, `quorum`: with
