@@ -68,6 +68,8 @@ class Row:
     """Of all workers together, where nothing is learnt; the mean over the seeds."""
     samples_per_s: float | None
     """Likewise, of the samples that were not dropped."""
+    aims: bool = True
+    """Whether there was a target."""
 
     @property
     def timed(self) -> bool:
@@ -202,6 +204,7 @@ def _row(name: str, group: list[Run], baseline: dict[int | None, float]) -> Row:
     return Row(
         name=name,
         seeds=len(group),
+        aims=any(run.about.target is not None or run.result is not None for run in group),
         failed=sum(run.error is not None for run in group),
         rate=group[0].about.rate,
         times=tuple(time for run in group if math.isfinite(time := _to_target_s(run))),
@@ -298,6 +301,8 @@ def _to_target(row: Row) -> str:
     failed = f"{row.failed} failed" if row.failed else ""
     if row.failed == row.seeds:
         return "failed"
+    if not row.times and not row.aims:
+        return NOTHING
     if not row.times:
         return f"not reached{failed and f', {failed}'}"
     if len(row.times) < row.seeds:
