@@ -261,8 +261,8 @@ def test_what_all_agree_on_is_the_same_on_every_worker() -> None:
         ({"delay": 0}, 'delay must be "auto" or between 1 and the 4 steps of a round, got 0'),
         ({"steps": 3, "delay": 4}, "between 1 and the 3 steps of a round, got 4"),
         ({"delay": "soon"}, "got 'soon'"),
-        ({"xi": 1.0}, r"xi must be at least 0 and below 1, got 1.0"),
-        ({"xi": -0.1}, r"xi must be at least 0 and below 1, got -0.1"),
+        ({"xi": 1.0, "merge": "paper"}, r"xi must be at least 0 and below 1, got 1.0"),
+        ({"xi": -0.1, "merge": "paper"}, r"xi must be at least 0 and below 1, got -0.1"),
         ({"merge": "mean"}, "merge must be one of 'delta', 'paper', got 'mean'"),
     ],
 )
@@ -279,3 +279,32 @@ def test_a_quorum_of_more_workers_than_there_are_is_refused() -> None:
 
     with pytest.raises(ValueError, match="between 1 and the 3 workers, got 4"):
         offbeat.run(worker, cluster(3))
+
+
+def _delays(algorithm: offbeat.Algorithm, steps: int = 60) -> list[int]:
+    """The delay that a worker has chosen, after every step."""
+    model, chosen = net(), []
+    opt = sgd(model)
+    with offbeat.attach(model, opt, algorithm) as dp:
+        for step in range(steps):
+            opt.zero_grad()
+            loss(model, dp.rank, step).backward()
+            opt.step()
+            chosen.append(dp._replica.memory["delay"])
+    return chosen
+
+
+def test_the_delay_hides_the_exchange_and_not_the_wait_for_a_slow_worker() -> None:
+    slow = offbeat.run(lambda: _delays(Da(8)), cluster(4, 0.01, (1.0, 1.0, 1.0, 0.2))).results
+    assert [chosen[-1] for chosen in slow] == [1, 1, 1, 1]
+
+
+def test_behind_a_slow_network_the_delay_is_as_long_as_the_exchange() -> None:
+    run = offbeat.run(lambda: _delays(Da(8)), cluster(4, 0.4)).results
+    (chosen,) = {chosen[-1] for chosen in run}
+    assert 2 <= chosen <= 5
+
+
+def test_xi_without_the_papers_merge_is_refused() -> None:
+    with pytest.raises(ValueError, match="xi is the paper's merge's"):
+        Da(xi=0.5)

@@ -285,6 +285,7 @@ def test_the_optimizers_momentum_is_put_aside_and_found_again() -> None:
     assert offbeat.run(worker, Cluster.uniform(3)).results == [(0.9, False)] * 3
 
 
+@pytest.mark.filterwarnings("ignore:Adam:offbeat.errors.PortingWarning")
 @pytest.mark.parametrize("name", ["DPSGD", "DmSGD", "DecentLaM", "EDM", "MomentumTracking"])
 def test_any_optimizer_makes_the_step(name: str) -> None:
     def worker() -> list[Tensor]:

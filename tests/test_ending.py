@@ -552,9 +552,11 @@ def _each_real() -> list[Any]:
 @pytest.mark.real
 def test_real_processes_end_follow_and_schedule_alike() -> None:
     by_worker = [each.result for each in processes(_each_real, 3)]
-    for results in zip(*by_worker, strict=True):  # of one algorithm
+    for name, *results in zip(FEW, *by_worker, strict=True):
         for ema, rounds, applied, rate, ticks in results:
             assert same(ema, results[0][0])
             assert rounds == results[0][1] == sorted(set(rounds))
             assert len(rounds) == applied >= 30
-            assert (rate, ticks) == results[0][3:]
+            assert ticks == results[0][4]
+            if name != "waitfree-ready":  # whose workers have rates of their own
+                assert rate == results[0][3]

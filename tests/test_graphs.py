@@ -290,3 +290,13 @@ def test_all_draw_the_same_from_the_bells() -> None:
     assert not roll.over
     roll.hear("left", 11, 2)
     assert (roll.over, roll.rounds) == (True, 12)
+
+
+def test_lists_of_neighbours_are_told_to_be_handed_in_by_rank() -> None:
+    for lists in ([[1], [2], [3], [0]], [[1, 2], [0], [3], [0]]):
+        with pytest.raises(ValueError, match=r"\{rank: neighbours\}"):
+            spec_of(lists)
+
+
+def test_a_neighbour_of_one_side_is_one_of_both() -> None:
+    assert spec_of({0: [1, 2], 1: [], 2: []}) == spec_of({0: [1, 2], 1: [0], 2: [0]})

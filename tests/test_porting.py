@@ -702,3 +702,31 @@ def test_a_script_with_hydra_runs_on_every_worker(
     assert isinstance(failed.error, AssertionError)  # not hydra's own exit
     moves = simulated(tmp_path, HYDRA, "lr=0.5", "hydra.job.chdir=True")
     assert "hydra.job.chdir=False" in moves.traceback()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "betas", "told"),
+    [
+        (offbeat.EDM("lazy-ring"), (0.9, 0.999), 1),
+        (offbeat.EDM("lazy-ring"), (0.0, 0.999), 0),
+        (offbeat.DmSGD("ring"), (0.9, 0.999), 0),
+    ],
+)
+def test_adam_beneath_a_methods_own_momentum_is_told_once(
+    algorithm: offbeat.Algorithm, betas: tuple[float, float], told: int
+) -> None:
+    def worker() -> None:
+        model = net()
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=betas)
+        with offbeat.attach(model, opt, algorithm):
+            for step in range(2):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        offbeat.run(worker, Cluster.parse("workers = 4\n[compute]\nstep_s = 1.0"))
+    said = [str(each.message) for each in caught if each.category is PortingWarning]
+    assert len(said) == told
+    assert all(words.startswith("AdamW has a momentum, betas[0]") for words in said)

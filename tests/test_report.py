@@ -796,3 +796,20 @@ def test_a_thousand_workers_open_and_draw(browser: Any, tmp_path: Path) -> None:
     moments = [float(each) for each in re.search(r"([\d.]+) to ([\d.]+)", text).groups()]
     assert f"{0.4 + 0.5 * rank / workers:.4f}" in [f"{each % 1:.4f}" for each in moments]
     assert browser.get_log("browser") == []
+
+
+def test_without_a_target_nothing_is_said_of_reaching_it(tmp_path: Path) -> None:
+    def words(target: str | None) -> str:
+        about = {"kind": "run", "label": "LocalSGD", "algorithm": "LocalSGD", "target": target}
+        end = {"kind": "end", "rank": 0, "at_s": 1.0, "steps": 1, "compute_s": 1.0, "wait_s": 0.0}
+        path = tmp_path / f"{target}.jsonl"
+        path.write_text(
+            "".join(
+                json.dumps(line) + "\n"
+                for line in (about, {**end, "samples": 1.0, "dropped_samples": 0.0})
+            )
+        )
+        return CliRunner().invoke(app, ["report", str(path)]).output
+
+    assert "not reached" not in words(None)
+    assert "not reached" in " ".join(words("accuracy=0.3").split())

@@ -291,7 +291,7 @@ def logged(log: Log, piles: Piles, count: int, bad: bool = False) -> None:
         pile = piles.take()
         one = (0, 0) if bad else None
         told = Round(log.completed, Flats(layout(1)), (1.0,), 1.0, (True,), bad=one)
-        log.append(told, pile, 0.0, 0.0)
+        log.append(told, pile, began_s=0.0, ended_s=0.0)
 
 
 def test_a_log_gives_its_rounds_in_order_and_their_buffers_back() -> None:

@@ -324,7 +324,7 @@ def test_records_begin_with_what_was_run_and_hold_every_worker(tmp_path: Path) -
     assert first.pop("command").split()[0] == "offbeat"
     assert first == {
         "kind": "run",
-        "label": "train.py",
+        "label": "SyncSGD",
         "algorithm": "SyncSGD",
         "settings": {"micro_batches": 1, "overlap": True},
         "world": "virtual",

@@ -59,10 +59,15 @@ class Applier:
         return self._next()
 
     def step_made(self) -> None:
-        """The program's own step is over: end its round, and apply what rounds are left."""
+        """The program's step is over: end its round, and apply what rounds are left."""
         if self._round is not None:
             self._end()
             self._apply_rest()
+        if not self._replica.drifts:
+            self.schedule.own_step(None)
+            return
+        with self._replica.engine.undisturbed():
+            self.schedule.own_step(self._replica.engine.made, self._replica.memory.get("brings"))
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""

@@ -204,7 +204,6 @@ class Attached(ABC):
         self._in_step = True
         try:
             self._with_others_away(self._apply.step_made)
-            self._apply.schedule.own_step()
         finally:
             self._in_step = False
         self._replica.stepped()
@@ -287,6 +286,7 @@ class Attached(ABC):
         stats, schedule = self._stats, self._apply.schedule
         waited_s, made = stats.wait_s, schedule.made
         self._apply.apply(self.algorithm.leave(self._replica))
+        schedule.end()
         self._replica.gradients.clear()
         stats.join_wait_s = stats.wait_s - waited_s
         took_s, served = self.seconds - self._began_s, schedule.made - made

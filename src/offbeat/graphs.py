@@ -156,11 +156,14 @@ def spec_of(graph: Any) -> Spec:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"graph must be a name, a square mixing matrix, a list of them, or the neighbours by "
-            f"rank, got {graph!r}"
+            f"rank, as {{rank: neighbours}}; got {graph!r}"
         ) from error
     matrices = table[None] if table.dim() == 2 else table
     if matrices.dim() != 3 or matrices.shape[1] != matrices.shape[2] or not matrices.numel():
-        raise ValueError(f"a mixing matrix must be square, got the shape {tuple(table.shape)}")
+        raise ValueError(
+            f"a mixing matrix must be square, got the shape {tuple(table.shape)}; lists of "
+            "neighbours are handed in as {rank: neighbours}"
+        )
     return tuple(map(_rows, matrices))
 
 

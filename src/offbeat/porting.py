@@ -3,6 +3,7 @@
     clip_grad_norm_         clips this worker's own gradient; with DDP, the mean
     a rate set by hand      from a count of one's own steps; with DDP all make equally many
     scheduler.step()        after every step of one's own: likewise
+    Adam                    has a momentum beneath that of a method which has one
 
 Each is said once, by worker 0, as a `PortingWarning` that names the program's line and what to
 write instead. Once in a process, or in a virtual run. Nobody is told what does not concern it: one
@@ -59,6 +60,8 @@ class Porting:
         # Where workers make steps of their own, they clip their own gradients: rightly.
         if told and not self._moves and "clipping" not in self._said:
             _watch(self)
+        if told and getattr(replica.shift, "momentum", False) and _has_betas(optimizer):
+            self._say("momentum", self._words_on_momentum(), sys._getframe(1))
 
     def close(self) -> None:
         """Look no longer."""
@@ -110,6 +113,14 @@ class Porting:
             f"where it does with DistributedDataParallel. {_SILENCE}"
         )
 
+    def _words_on_momentum(self) -> str:
+        name = type(self._optimizer).__name__
+        return (
+            f"{name} has a momentum, betas[0], beneath the method's own, which learns worse than "
+            "either alone. Give it betas=(0.0, ...), or take DPSGD or DmSGD, which leave the "
+            f"momentum to the optimizer. {_SILENCE}"
+        )
+
     # --- clipping --------------------------------------------------------------------------
 
     def clipped(self, frame: FrameType) -> None:
@@ -133,6 +144,10 @@ class Porting:
 
 def _rates(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def _has_betas(optimizer: Optimizer) -> bool:
+    return any(float(group.get("betas", (0.0,))[0]) > 0 for group in optimizer.param_groups)
 
 
 def _has_scheduler(optimizer: Optimizer) -> bool:

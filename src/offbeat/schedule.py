@@ -10,6 +10,10 @@ as many steps have gone into rounds as a synchronous one holds, whoever made the
 
 and a schedule of 60 ticks ends with the same data under every method. It is a function of rounds,
 which all workers know alike, so replicas stay identical.
+
+Where models are averaged, a worker steps by itself between rounds, with rates of its own, which
+need not be anybody else's. There ticks go on with its own steps (ahead.py), or a warm-up would be
+one long stair.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any, Literal, get_args
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from offbeat.ahead import Ahead
 from offbeat.errors import ScheduleError
 from offbeat.rounds import Round
 
@@ -35,12 +40,12 @@ class Schedule:
         self._steps = steps
         self.made = 0
         """Steps in all rounds so far."""
+        self.ticks = 0
+        """Rounds that synchronous SGD would have made of the steps in all rounds so far; and of
+        this worker's own since, and as many as the others are likely to have made meanwhile."""
+        self._ahead = Ahead(steps)
+        self._followed = 0  # ticks that the scheduler was stepped for
         self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
-
-    @property
-    def ticks(self) -> int:
-        """Rounds that synchronous SGD would have made of the steps in all rounds so far."""
-        return self.made // self._steps
 
     @property
     def given(self) -> bool:
@@ -54,20 +59,39 @@ class Schedule:
 
     def round(self, each: Round, applied: bool) -> None:
         """A round has passed, and was applied or left out."""
-        if self._scheduler is None:
-            self.made += each.made
-            return
-        before = self.ticks
         self.made += each.made
+        self._ahead.round(each)
+        self.ticks = max(self.ticks, self.made // self._steps)
         if self._by == "samples":
-            self._step(self.ticks - before)
+            self._follow(self.made // self._steps)
         elif self._by == "rounds" and applied:
             self._step(1)
 
-    def own_step(self) -> None:
-        """The program has made a step."""
+    def own_step(self, made: int | None, brings: float | None = None) -> None:
+        """The program has made a step.
+
+        Where workers step by themselves, this one has `made` so many in all; and for each of them
+        a round `brings` so many of all workers, if that is known.
+        """
         if self._by == "steps":
             self._step(1)
+        if made is None:
+            return
+        self.ticks = max(
+            self.ticks, int(self.made + self._ahead.steps(made, brings)) // self._steps
+        )
+        while self._by == "samples" and self._followed < self.ticks:
+            if _is_at_end(self._scheduler):
+                break
+            self._follow(self._followed + 1)
+
+    def end(self) -> None:
+        """All have left, and every step is in a round: ticks are what they say, on all alike."""
+        self.ticks = self.made // self._steps
+
+    def _follow(self, ticks: int) -> None:
+        ahead, self._followed = ticks - self._followed, max(ticks, self._followed)
+        self._step(ahead)
 
     def check(self) -> None:
         """Raise if the program steps the scheduler, too: at other moments on every worker."""
@@ -100,12 +124,17 @@ class Schedule:
         scheduler = self._scheduler
         return {
             "made": self.made,
+            "ticks": self.ticks,
+            "followed": self._followed,
+            "ahead": dict(vars(self._ahead)),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        self.made = state["made"]
+        self.made, self.ticks = state["made"], state["ticks"]
+        self._followed = state["followed"]
+        vars(self._ahead).update(state["ahead"])
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
             self._stepped = None
@@ -122,6 +151,16 @@ _WHY = {
     "worker makes more of them than its share; schedule_by='samples' (the default) ends where "
     "DistributedDataParallel does",
 }
+
+
+def _is_at_end(scheduler: LRScheduler | None) -> bool:
+    """Whether it would raise, were it stepped once more: only what is certain is worth that."""
+    parts: list[Any] = [scheduler, *getattr(scheduler, "_schedulers", ())]
+    return any(each.last_epoch >= each.total_steps for each in parts if _has_end(each))
+
+
+def _has_end(scheduler: Any) -> bool:
+    return getattr(scheduler, "total_steps", None) is not None  # OneCycleLR's
 
 
 def _counts(scheduler: LRScheduler) -> tuple[int, ...]:

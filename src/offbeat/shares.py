@@ -33,6 +33,7 @@ def follow(memory: dict[str, Any], rank: int, round: Round, share: int, keeps: f
     if rank in everyone and all(known[each] for each in everyone):
         parts = shares(share * len(everyone), [1 / known[each] for each in everyone])
         memory["share"] = parts[everyone.index(rank)]
+        memory["brings"] = sum(parts) / memory["share"]  # of all, for each own
 
 
 def shares(target: int, speeds: Sequence[float], slack: float = 0.25) -> list[int]:

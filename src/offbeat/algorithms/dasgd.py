@@ -9,8 +9,10 @@ Delayed Averaging", arXiv 2006.00441 (its abstract and the released code were at
                                         w <- xi w + (1 - xi) A              merge="paper"
 
 Communication is hidden if it takes at most d steps. With `delay="auto"`, each worker takes the
-smallest d that hid its latest rounds: from launch to result, in steps of its own. Workers need not
-agree on it. A worker whose average has not come after d steps waits for it.
+smallest d that hides the exchange, in steps of its own: the least over workers of the time from
+launch to result in a round, the longest of the latest rounds. Whoever launches last has waited for
+nobody, so that is the exchange, and not the wait for a slow worker. Workers need not agree on d. A
+worker whose average has not come after d steps waits for it.
 
 Differs from the paper: its merge throws away 1 - xi of what all have moved in those d steps; ours
 keeps it (the rule of CoCoD-SGD, arXiv 1906.12043), and "paper" is a switch. Also, `quorum`: with
@@ -49,8 +51,8 @@ class DaSGD(Algorithm):
     delay: int | Literal["auto"] = "auto"
     """Own steps between launch and merge, 1 to `steps`; d in the paper."""
     merge: Literal["delta", "paper"] = "delta"
-    xi: float = 0.25
-    """With the paper's merge: how much of a worker's own model stays."""
+    xi: float | None = None
+    """With the paper's merge: how much of a worker's own model stays; 0.25 if None."""
     quorum: str | int | float = "all"
     """Who must have come for an average to start."""
 
@@ -64,28 +66,38 @@ class DaSGD(Algorithm):
                     f'delay must be "auto" or between 1 and the {self.steps} steps of a round, '
                     f"got {self.delay!r}"
                 )
-        if not (isinstance(self.xi, int | float) and 0 <= self.xi < 1):
+        if self.xi is not None and self.merge != "paper":
+            raise ValueError(
+                f"xi is the paper's merge's, got xi={self.xi!r} with merge={self.merge!r}: write "
+                'merge="paper", or leave xi out'
+            )
+        if not (isinstance(self._xi, int | float) and 0 <= self._xi < 1):
             raise ValueError(f"xi must be at least 0 and below 1, got {self.xi!r}")
+
+    @property
+    def _xi(self) -> float:
+        return 0.25 if self.xi is None else self.xi
 
     def check(self, size: int) -> None:
         Quorum.of(self.quorum, size)
 
     def start(self, replica: Replica) -> None:
         rules = Rules(self.quorum, at_arrival=True, divisor="moves")
-        merge = partial(Pull, share=self.xi) if self.merge == "paper" else Shift
-        replica.open(rules, moves=lambda pile: pile.batch_per_step, merge=merge)
-        replica.memory.update(delay=self.steps if self.delay == "auto" else self.delay, lags_s=[])
+        merge = partial(Pull, share=self._xi) if self.merge == "paper" else Shift
+        replica.open(rules, notes=1, moves=lambda pile: pile.batch_per_step, merge=merge)
+        delay = self.steps if self.delay == "auto" else self.delay
+        replica.memory.update(delay=delay, lag_s=0.0, lags_s=[])
 
     def step(self, replica: Replica) -> Iterator[Round]:
         yield replica.own_step()
-        replica.contribute(arrive=False)
+        replica.contribute(arrive=False, notes=(replica.memory["lag_s"],))
         if not replica.under_way:  # rounds of the others, if there are any
             yield from self.rounds(replica, replica.newest())
         elif replica.piled >= replica.memory["delay"]:
             step_s = replica.seconds
             yield from self.rounds(replica, replica.results())
-            if self.delay == "auto" and step_s:
-                hides = ceil(max(replica.memory["lags_s"], default=0.0) / step_s - 1e-6)
+            if self.delay == "auto" and step_s and replica.memory["lags_s"]:
+                hides = ceil(max(replica.memory["lags_s"]) / step_s - 1e-6)
                 replica.memory["delay"] = min(max(hides, 1), self.steps)
         if replica.piled >= self.steps:
             replica.arrive()
@@ -93,6 +105,7 @@ class DaSGD(Algorithm):
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
             if replica.world.rank in each.ranks:
-                lags_s = [*replica.memory["lags_s"], each.ended_s - replica.gave_s]
-                replica.memory["lags_s"] = lags_s[-_REMEMBERED:]
+                replica.memory["lag_s"] = each.ended_s - replica.gave_s
+            if told := [notes[0] for notes in each.notes_by_rank if notes and notes[0]]:
+                replica.memory["lags_s"] = [*replica.memory["lags_s"], min(told)][-_REMEMBERED:]
             yield each

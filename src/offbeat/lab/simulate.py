@@ -194,7 +194,7 @@ class _Records:
         self._sink(
             {
                 "kind": "run",
-                "label": script,
+                "label": script if algorithm is None else type(algorithm).__name__,
                 "algorithm": None if algorithm is None else type(algorithm).__name__,
                 "settings": {name: _plain(value) for name, value in settings.items()},
                 "world": "virtual",

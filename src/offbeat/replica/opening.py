@@ -128,6 +128,11 @@ class Opening(MicroBatch):
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
 
+    @property
+    def drifts(self) -> bool:
+        """Whether this worker makes own steps between rounds."""
+        return self.shift is not None and self.engine.drifts
+
     def _with_buffers(self, momenta: bool) -> Layout:
         """Parameters and buffers, of which an own step moves both; and the momentum, perhaps."""
         more: dict[str, Tensor] = {}

@@ -82,6 +82,8 @@ class Row:
     """Of all workers together, where nothing is learnt; the mean over the seeds."""
     samples_per_s: float | None
     """Likewise, of the samples that were not dropped."""
+    aims: bool = True
+    """Whether there was a target."""
 
     @property
     def seconds_to_target(self) -> float | None:
@@ -229,6 +231,7 @@ def _row(name: str, group: list[Run], baseline: dict[int | None, Run]) -> Row:
     return Row(
         name=name,
         seeds=len(group),
+        aims=any(run.about.target is not None or run.result is not None for run in group),
         failed=sum(run.error is not None for run in group),
         diverged=sum(run.result is not None and run.result.diverged for run in group),
         rate=group[0].about.rate,
@@ -273,6 +276,8 @@ def _to_target(row: Row) -> str:
         return "failed"
     if row.diverged == row.seeds:
         return "diverged"
+    if not row.times and not row.aims:
+        return NOTHING
     if not row.times:
         return "not reached"
     assert row.to_target is not None

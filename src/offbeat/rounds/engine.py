@@ -108,6 +108,11 @@ class Engine(Presence):
         return 1.0
 
     @property
+    def drifts(self) -> bool:
+        """Whether workers that make own steps make several between two rounds."""
+        return True
+
+    @property
     def even(self) -> bool:
         """Whether workers come to every round after as many steps."""
         return self._rules.even
@@ -155,6 +160,7 @@ class Engine(Presence):
             self._rates, self._notes = rates, notes
             self._steps += 1
             self._made += made
+            self.made += made
             if self._rules.at_arrival:
                 return "on time"
             # On time: wait for the round that will take this. Late: only for one under way. With a

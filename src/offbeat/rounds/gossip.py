@@ -66,6 +66,11 @@ class Gossip(Engine):
         graph = self._graph.graph
         return graph.heard_by(self._world.rank) / graph.size
 
+    @property
+    def drifts(self) -> bool:
+        """Every own step is a round."""
+        return False
+
     # --- one round ---------------------------------------------------------------------------
 
     def _set_aside(self, arrives: bool = False) -> None:
@@ -96,7 +101,7 @@ class Gossip(Engine):
                 made=self._world.size,  # a tick is a round: nobody knows who was in it
                 ends=self._ends_with is not None and number >= self._ends_with,
             )
-            self.log.append(completed, pile, began_s, ended_s)
+            self.log.append(completed, pile, began_s=began_s, ended_s=ended_s)
             self._in_round = False
             self._state.notify_all()
 

@@ -8,6 +8,7 @@ program may be using (see merges/). What was folded the program adopts at its ne
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from offbeat.rounds.pile import Pile, Piles
 from offbeat.rounds.round import Merge, Round
@@ -25,7 +26,7 @@ class Log:
 
     def __init__(self, piles: Piles) -> None:
         self._piles = piles
-        self._rounds: deque[tuple[Round, Pile | None, float, float]] = deque()
+        self._rounds: deque[tuple[Round, Pile | None, dict[str, Any]]] = deque()
         self._lent: Pile | None = None
         self.completed = 0
         self.taken = 0
@@ -36,9 +37,9 @@ class Log:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    def append(self, told: Round, pile: Pile | None, began_s: float, ended_s: float) -> None:
-        """A round has completed, between these moments: what it says, and its sum, if any."""
-        self._rounds.append((told, pile, began_s, ended_s))
+    def append(self, told: Round, pile: Pile | None, **facts: Any) -> None:
+        """A round has completed: what it says to all, its sum, if any, and this worker's facts."""
+        self._rounds.append((told, pile, facts))
         self.completed += 1
 
     def pass_by(self) -> None:
@@ -48,10 +49,10 @@ class Log:
 
     def next(self, merge: Merge | None = None, waited_s: float = 0.0) -> Round:
         """Lend the oldest round, for this merge; `returned` follows."""
-        told, pile, began_s, ended_s = self._rounds.popleft()
+        told, pile, facts = self._rounds.popleft()
         self._lent = pile
         lent = {} if pile is None else {"sum": pile.flats}
-        return told.but(**lent, began_s=began_s, ended_s=ended_s, merge=merge, waited_s=waited_s)
+        return told.but(**lent, **facts, merge=merge, waited_s=waited_s)
 
     def returned(self) -> None:
         """The round that was lent has been read."""

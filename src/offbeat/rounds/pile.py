@@ -80,6 +80,9 @@ class Pile:
         self.written = False
         """Whether the buffer has been written, where that is left to the last moment."""
         self.buckets = None
+        self.made = self.after = 0
+        """Of a pile that was given: this worker's steps that it tells the others of, and all that
+        it had made by then."""
         self.unit = 1.0
         """The samples that count as weight 1. A worker alone takes its first micro-batch's, so
         that weighing and dividing change no bit of a lone gradient."""

@@ -154,6 +154,7 @@ class Presence(Background):
             "round": self._offset + self.log.taken,
             "behind": min(self._started - self._steps, 0),  # as `resume` will have it
             "made": self._made,
+            "made_in_all": self.made,
             "weighed": self._weighed,
             "pile": pile,
             "rates": self._rates,
@@ -168,6 +169,7 @@ class Presence(Background):
             self._offset = state["round"]
             self._steps = -state["behind"]
             self._made = state["made"]
+            self.made = state["made_in_all"]
             self._weighed = state["weighed"]
             self._rates = state["rates"]
             if state["chosen"] is not None:

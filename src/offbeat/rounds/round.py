@@ -81,6 +81,10 @@ class Round:
 
     made: int = 0
     """Steps that its workers have made for it; those whose gradients were dropped, too."""
+    mine: int = 0
+    """Of them, this worker's."""
+    after: int = 0
+    """Steps that this worker had made, in all rounds and since, when it gave its part."""
     ends: bool = False
     """Somebody has asked that all end their loops with this round."""
 

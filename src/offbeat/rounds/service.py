@@ -91,6 +91,7 @@ class Service(State):
         self._given = pile, self._share_of(pile, self._started, keeps)
         self._notes = ()
         self._carried.tell(self._presence == LEFT)
+        pile.made, pile.after = 0 if keeps else self._made, self.made
         if not keeps:
             self._made = 0
 
@@ -200,6 +201,7 @@ class Service(State):
         following = self._start_of(round + 1, active, due) if active else None
         over = not shares.here and not away and not flushing
         kept: Pile | None = pile
+        mine = {"began_s": began_s, "ended_s": ended_s, "mine": pile.made, "after": pile.after}
         if self.land is not None:
             completed, kept = self.land(completed, pile.flats, shares.all_left), None
         with self._state:  # for as short as can be: the program may want to go on
@@ -209,7 +211,7 @@ class Service(State):
                 self.piles.pass_by()
                 self.piles.give_back(pile)
             else:
-                self.log.append(completed, kept, began_s, ended_s)
+                self.log.append(completed, kept, **mine)
                 if kept is None:
                     self.piles.give_back(pile)
             if over:

@@ -40,7 +40,7 @@ class State:
         *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
-        *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed"),
+        *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
     )
 
     def __init__(
@@ -90,6 +90,8 @@ class State:
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
         self._steps = 0  # contributions of this worker
         self._made = 0  # of them, those that it has not told the others of
+        self.made = 0
+        """Steps that this worker has made in all, those before a checkpoint included."""
         self._ends = False  # it asks all to end their loops
         self._started = 0  # rounds that have taken this worker's pile
         self._resumes_after = 0  # rounds that the program's next gradient will know of, at least

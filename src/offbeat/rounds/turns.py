@@ -173,7 +173,7 @@ class Turns(Engine):
         told = told.but(
             made=made, ends=self._asked_to_end, here=self._world.size - absent.count(roll.LEFT)
         )
-        self.log.append(told, kept, began_s, self._world.now())
+        self.log.append(told, kept, began_s=began_s, ended_s=self._world.now())
         self._state.notify_all()
 
     def _log_bad(self, entry: Entry, bad: int, pile: Pile | None) -> None:
