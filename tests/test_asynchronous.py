@@ -561,7 +561,7 @@ def test_the_limit_and_the_batch_follow_the_noise_of_gradients(
     if noise == 0.0:
         assert chosen[0] == 1
     else:
-        assert chosen[0] >= 3
+        assert chosen[0] >= (2 if isinstance(algorithm, offbeat.RingmasterASGD) else 3)
 
 
 @pytest.mark.parametrize("algorithm", [offbeat.RingmasterASGD(), offbeat.RennalaSGD()], ids=str)

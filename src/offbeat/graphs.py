@@ -160,10 +160,8 @@ def spec_of(graph: Any) -> Spec:
         ) from error
     matrices = table[None] if table.dim() == 2 else table
     if matrices.dim() != 3 or matrices.shape[1] != matrices.shape[2] or not matrices.numel():
-        raise ValueError(
-            f"a mixing matrix must be square, got the shape {tuple(table.shape)}; lists of "
-            "neighbours are handed in as {rank: neighbours}"
-        )
+        shape = f"got the shape {tuple(table.shape)}; neighbours go as {{rank: neighbours}}"
+        raise ValueError(f"a mixing matrix must be square, {shape}")
     return tuple(map(_rows, matrices))
 
 

@@ -171,7 +171,8 @@ class Queue(Turns):
             self._presence, pauses = presence, self._roll.pauses
         self._send()  # what is left on the pile: it would be of parameters of two ages
         why = entries.LEFT if leaves else entries.PAUSED
-        self._bells.tell(Entry(why, self._world.rank).written())
+        made, self._made = self._made, 0  # of steps that were stopped: nothing is on the pile
+        self._bells.tell(Entry(why, self._world.rank, made=made).written())
 
         def over() -> bool:
             return self._ended or (not leaves and self._roll.pauses > pauses)

@@ -24,6 +24,7 @@ from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Rules
 from offbeat.rounds.sums import Mean, Sum
+from offbeat.rounds.told import NOTHING
 from offbeat.worlds.base import World
 
 GivesUp = Callable[[float, float | None, float], bool]
@@ -204,10 +205,21 @@ class Turns(Engine):
     def _hear_presence(self, entry: Entry) -> None:
         with self._state:
             self._roll.hear(entry.why, 0, entry.worker)
+            self._made_by_all += entry.made
         if entry.why == entries.LEFT:
             for verdict in self._judge.leaves(entry.worker):
                 self._carry_out(verdict, self._world.now())
         with self._state:
+            if self._roll.over and self._made_by_all:
+                self._log_rest()
             self._paused = self._roll.paused
             self._ended = self._roll.over
             self._state.notify_all()
+
+    def _log_rest(self) -> None:
+        """Have schedules hear of steps whose gradients were dropped after the last update."""
+        nobody = (0.0,) * self._world.size
+        number = self._offset + self.log.completed
+        nothing = Round(number, NOTHING, samples_by_rank=nobody, divisor=1.0, used=())
+        self._bad.append(self.log.completed)
+        self._append(nothing, None, self._world.now())
