@@ -168,7 +168,7 @@ def _boundary(draw: Random, workers: int) -> Plan:
         ready=ready,
         full=ready + draw.choice([0, 0, 1, 2]) if draw.random() < 0.3 else None,
         waits=waits,
-        at_once=draw.random() < 0.2,
+        at_once=draw.random() < 0.25,
     )
 
 

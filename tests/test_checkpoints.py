@@ -231,3 +231,22 @@ def test_who_saves_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.warns(StuckWarning, match=r"worker 0 .* in dp.state_dict\(\).* every worker"):
         offbeat.run(worker, CLUSTER)
+
+
+def test_learning_rates_are_agreed_after_the_optimizer_has_loaded_a_state() -> None:
+    """Loading replaces its param groups: what was noted of the old ones is nobody's any more."""
+
+    def train() -> list[float]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, offbeat.SyncSGD()) as dp:
+            opt.load_state_dict(opt.state_dict())
+            for step in range(3):
+                opt.param_groups[0]["lr"] = 0.01 * (1 + dp.rank)
+                opt.zero_grad()
+                loss(model, dp.rank, step).backward()
+                opt.step()
+        return [each.sum().item() for each in model.parameters()]
+
+    first, *others = offbeat.run(train, CLUSTER).results
+    assert others == [first, first]

@@ -37,7 +37,7 @@ ROWS = [  # in the loop, and while a worker is away
     ("RennalaSGD(4)", 3, 5),
     ("MSyncSGD(2, top_up=True)", 3, 6),
     ("ASGD()", 5, 5),
-    ("RingmasterASGD(2)", 5, 5),
+    ("RingmasterASGD(2, stop='never')", 5, 5),
     ("RescaledASGD()", 5, 5),
     ("RingleaderASGD()", 8, 8),
     ("LocalSGD(4)", 2, 7),

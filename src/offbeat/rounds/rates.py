@@ -35,17 +35,17 @@ class Rates:
     """The numbers in an optimizer's param groups that a round is applied with."""
 
     def __init__(self, optimizer: Optimizer, scheduled: bool) -> None:
-        self._groups = optimizer.param_groups
-        self._places: list[tuple[dict[str, Any], str, int | None]] = []
-        for group in optimizer.param_groups:
+        self._optimizer = optimizer  # not its groups: a checkpoint that is loaded replaces them
+        self._places: list[tuple[int, str, int | None]] = []
+        for number, group in enumerate(optimizer.param_groups):
             for name in NAMES:
                 if scheduled and name in _SCHEDULED:
                     continue  # offbeat steps that scheduler by rounds: all hold the same
                 value = group.get(name)
                 if isinstance(value, tuple | list):
-                    self._places += [(group, name, index) for index in range(len(value))]
+                    self._places += [(number, name, index) for index in range(len(value))]
                 elif _is_number(value):
-                    self._places.append((group, name, None))
+                    self._places.append((number, name, None))
         self._kept: list[float] | None = None
         self._scaled: list[tuple[dict[str, Any], Any]] = []  # groups, and their own learning rate
 
@@ -54,9 +54,10 @@ class Rates:
 
     def values(self) -> list[float]:
         """What the param groups hold now."""
+        groups = self._optimizer.param_groups
         return [
-            float(group[name] if index is None else group[name][index])
-            for group, name, index in self._places
+            float(groups[number][name] if index is None else groups[number][name][index])
+            for number, name, index in self._places
         ]
 
     def put(self, agreed: Sequence[float], scale: float = 1.0) -> None:
@@ -70,7 +71,7 @@ class Rates:
 
     def _scale(self, scale: float) -> None:
         """All groups' learning rates: a scheduler's, too, which are in no round."""
-        for group in self._groups:
+        for group in self._optimizer.param_groups:
             own = group["lr"]
             self._scaled.append((group, own.clone() if isinstance(own, torch.Tensor) else own))
             _set_lr(group, own * scale)
@@ -85,7 +86,9 @@ class Rates:
 
     @torch.no_grad()
     def _write(self, values: Iterable[float]) -> None:
-        for (group, name, index), value in zip(self._places, values, strict=True):
+        groups = self._optimizer.param_groups
+        for (number, name, index), value in zip(self._places, values, strict=True):
+            group = groups[number]
             old = group[name] if index is None else group[name][index]
             if isinstance(old, torch.Tensor):  # in place: others may hold it, or a graph
                 old.fill_(value)
