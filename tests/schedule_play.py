@@ -423,7 +423,7 @@ class Member:
         """Gradient-sized ones that this engine keeps alive."""
         engine = self.engine
         log, piles = engine.log, engine.piles
-        kept = sum(pile is not None for _, pile, _, _ in list(log._rounds))  # a copy at once
+        kept = sum(pile is not None for _, pile, _ in list(log._rounds))  # a copy at once
         kept += (log._lent is not None) + (engine._given is not None)
         kept += len(piles._spare) + (piles._growing is not None)
         if isinstance(self.merge, Shift):

@@ -14,7 +14,7 @@ from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Start
 
-NOTHING = Flats(Layout((), ()))
+_NOTHING = Flats(Layout((), ()))
 
 header = lru_cache(maxsize=8)(Header)
 quorum_of = lru_cache(maxsize=64, typed=True)(Quorum.of)
@@ -39,7 +39,7 @@ def round_of(shares: Shares, number: int, divisor: float) -> Round:
     samples = shares.total_samples
     return Round(
         round=number,
-        sum=NOTHING,
+        sum=_NOTHING,
         samples_by_rank=shares.samples,
         divisor=divisor,
         used=shares.used,

@@ -24,7 +24,6 @@ from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Rules
 from offbeat.rounds.sums import Mean, Sum
-from offbeat.rounds.told import NOTHING
 from offbeat.worlds.base import World
 
 GivesUp = Callable[[float, float | None, float], bool]
@@ -218,8 +217,10 @@ class Turns(Engine):
 
     def _log_rest(self) -> None:
         """Have schedules hear of steps whose gradients were dropped after the last update."""
-        nobody = (0.0,) * self._world.size
-        number = self._offset + self.log.completed
-        nothing = Round(number, NOTHING, samples_by_rank=nobody, divisor=1.0, used=())
+        pile, nobody = self.piles.nothing(), (0.0,) * self._world.size
+        for body in pile.flats.bodies:
+            body.zero_()
+        number, unused = self._offset + self.log.completed, (False,) * len(pile.used)
+        nothing = Round(number, pile.flats, samples_by_rank=nobody, divisor=0.0, used=unused)
         self._bad.append(self.log.completed)
-        self._append(nothing, None, self._world.now())
+        self._append(nothing, pile, self._world.now())
