@@ -52,6 +52,14 @@ def ratio_of_means(above: Sequence[float], below: Sequence[float]) -> tuple[floa
     return statistics.fmean(above) / statistics.fmean(below), drawn[50], drawn[950]
 
 
+def held(path: Path | None) -> list[dict[str, Any]]:
+    """The rows that a file of figures has already."""
+    if path is None or not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
 def write(path: Path | None, figures: dict[str, Any]) -> None:
     """Write the figures and where they were measured."""
     if path is None:

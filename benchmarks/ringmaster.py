@@ -19,13 +19,11 @@ FILE keeps what it holds of other rows.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import common
@@ -229,14 +227,6 @@ def _say(row: dict[str, Any]) -> None:
     )
 
 
-def _held(path: Path | None) -> list[dict[str, Any]]:
-    """The rows that are there already."""
-    if path is None or not path.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return rows
-
-
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", nargs="*", help="only those whose name has one of these in it")
@@ -249,7 +239,7 @@ def main() -> None:
             _say(rows[-1])
             until_s = 100.0 if asked.quick else UNTIL_S
             mine = {each["method"] for each in rows}
-            kept = [each for each in _held(asked.json) if each["method"] not in mine]
+            kept = [each for each in common.held(asked.json) if each["method"] not in mine]
             common.write(asked.json, {"until_s": until_s, "rows": kept + rows})
 
 

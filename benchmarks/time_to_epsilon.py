@@ -35,13 +35,11 @@ FILE keeps what it holds of other profiles and rows.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import common
@@ -329,14 +327,6 @@ def _row(
     }
 
 
-def _held(path: Path | None) -> list[dict[str, Any]]:
-    """The rows that are there already."""
-    if path is None or not path.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-    return rows
-
-
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", help="only those whose name has this in it")
@@ -366,7 +356,7 @@ def main() -> None:
                 flush=True,
             )
             mine = {(each["profile"], each["method"]) for each in rows}
-            held = _held(asked.json)
+            held = common.held(asked.json)
             kept = [each for each in held if (each["profile"], each["method"]) not in mine]
             figures = {"S": S, "difficulty": DIFFICULTY, "rows": kept + rows}
             common.write(asked.json, figures)
