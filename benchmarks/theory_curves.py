@@ -14,16 +14,13 @@ for light pages and once for dark ones: needs Debian's packages chromium and chr
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import common
-from report_open import browser
+import drawing
 
 from offbeat import Cluster, theory
 from offbeat.clusters import named
@@ -91,8 +88,6 @@ def _short(value: float) -> float:
 # --- the picture ---------------------------------------------------------------------------
 
 SIZE = (960, 748)
-# The page's own has names in quotes, which would end an attribute of the SVG.
-FONTS = "body { font-family: ui-sans-serif, -apple-system, Roboto, Arial, sans-serif }"
 SUBTEXTS = (
     "equal workers: one line for all four",
     "the hundredth worker takes 10 times as long",
@@ -114,30 +109,13 @@ def draw(found: dict[str, Any], folder: Path) -> None:
         }
         for name in METHODS
     ]
-    with tempfile.TemporaryDirectory() as name:
-        page = Path(name) / "page.html"
-        page.write_text(_page({"groups": groups, "target": {}}, found), encoding="utf-8")
-        with browser(Path(name) / "profile") as started:
-            started.get(page.as_uri())
-            for theme, file in (("light", "theory.svg"), ("dark", "theory-dark.svg")):
-                begin = f"document.documentElement.dataset.theme = '{theme}';"
-                text = started.execute_script(f"{begin} return drawn(arguments[0])", SIZE)
-                (folder / file).write_text(text + "\n", encoding="utf-8")
-                print(f"drawn: {folder / file}")
-
-
-def _page(data: dict[str, Any], found: dict[str, Any]) -> str:
-    part = {
-        name: (files("offbeat.report") / name).read_text(encoding="utf-8")
-        for name in ("page/style.css", "page/charts.js", "vendor/echarts.min.js")
-    }
-    given = f"const data = {json.dumps(data)}, figures = {json.dumps(found)};"
-    given += f"const SUBTEXTS = {json.dumps(SUBTEXTS)};"
-    drawing = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-    scripts = (part["vendor/echarts.min.js"], given, part["page/charts.js"], drawing)
-    style = part["page/style.css"] + FONTS
-    return f"<!doctype html><meta charset='utf-8'><style>{style}</style><body>" + "".join(
-        f"<script>{script}</script>" for script in scripts
+    drawing.draw(
+        Path(__file__).with_suffix(".js"),
+        folder / "theory",
+        SIZE,
+        data={"groups": groups, "target": {}},
+        figures=found,
+        SUBTEXTS=SUBTEXTS,
     )
 
 

@@ -21,18 +21,15 @@ dark pages: needs Debian's packages chromium and chromium-driver.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import tempfile
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import common
+import drawing
 import torch
-from report_open import browser
 from torch import Tensor
 from torch.optim import LBFGS, SGD
 
@@ -138,8 +135,6 @@ def run(method: Asynchronous | Judge, split: int, until_s: float) -> dict[str, A
 # --- the picture ---------------------------------------------------------------------------
 
 SIZE = (960, 440)
-# The page's own has names in quotes, which would end an attribute of the SVG.
-FONTS = "body { font-family: ui-sans-serif, -apple-system, Roboto, Arial, sans-serif }"
 
 
 def draw(rows: list[dict[str, Any]], frequency: float, folder: Path) -> None:
@@ -152,30 +147,8 @@ def draw(rows: list[dict[str, Any]], frequency: float, folder: Path) -> None:
     lowest = min(min(distances) for _, distances in curves.values())
     figures = {"frequency": frequency, "least": 10.0 ** math.floor(math.log10(lowest))}
     data = {"groups": groups, "target": {}, "seconds": "virtual seconds"}
-    with tempfile.TemporaryDirectory() as name:
-        page = Path(name) / "page.html"
-        page.write_text(_page(data, figures), encoding="utf-8")
-        with browser(Path(name) / "profile") as started:
-            started.get(page.as_uri())
-            for theme, file in (("light", "unlike-data.svg"), ("dark", "unlike-data-dark.svg")):
-                begin = f"document.documentElement.dataset.theme = '{theme}';"
-                text = started.execute_script(f"{begin} return drawn(arguments[0])", SIZE)
-                (folder / file).write_text(text + "\n", encoding="utf-8")
-                print(f"drawn: {folder / file}")
-
-
-def _page(data: dict[str, Any], figures: dict[str, Any]) -> str:
-    part = {
-        name: (files("offbeat.report") / name).read_text(encoding="utf-8")
-        for name in ("page/style.css", "page/charts.js", "vendor/echarts.min.js")
-    }
-    given = f"const data = {json.dumps(data)}, figures = {json.dumps(figures)};"
-    drawing = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-    scripts = (part["vendor/echarts.min.js"], given, part["page/charts.js"], drawing)
-    style = part["page/style.css"] + FONTS
-    return f"<!doctype html><meta charset='utf-8'><style>{style}</style><body>" + "".join(
-        f"<script>{script}</script>" for script in scripts
-    )
+    script = Path(__file__).with_suffix(".js")
+    drawing.draw(script, folder / "unlike-data", SIZE, data=data, figures=figures)
 
 
 def main() -> None:
