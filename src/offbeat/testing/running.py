@@ -6,6 +6,7 @@ They are forked from a server that has imported torch, which takes longer than m
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import pickle
 import shutil
@@ -24,6 +25,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
 """The first optimizer of a process imports dynamo, which takes longer than torch."""
+
+SOONER_S = 1.0
+"""So long before its time is up a process writes down where its threads are."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def processes(
 
     The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
     With `check`, the first error of a worker is raised here. Whoever is still running after
-    `time_out_s` is killed, and counts as an error.
+    `time_out_s` is killed, and counts as an error, which shows where its threads were.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawning = torch.multiprocessing.get_context("forkserver")
@@ -61,7 +65,8 @@ def processes(
     for rank in range(workers):
         variables = {**job_variables(rank, workers, store.port), **(environment or {})}
         child = spawning.Process(
-            target=_child, args=(folder / str(rank), variables, function, arguments)
+            target=_child,
+            args=(folder / str(rank), variables, time_out_s, function, arguments),
         )
         child.start()
         children.append(child)
@@ -79,6 +84,7 @@ def processes(
             child.kill()
             child.join()
             late = TimeoutError(f"worker {rank} was still running after {time_out_s} s")
+            late.add_note(_stacks(folder / str(rank)))
             ended[rank] = Ended(rank, child.exitcode, None, late, time_out_s)
     shutil.rmtree(folder)
     ordered = [ended[rank] for rank in range(workers)]
@@ -105,10 +111,16 @@ def job_variables(rank: int, workers: int, port: int) -> dict[str, str]:
 
 
 def _child(
-    result: Path, variables: dict[str, str], function: Callable[..., Any], arguments: Any
+    result: Path,
+    variables: dict[str, str],
+    time_out_s: float,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     os.environ.update(variables)
     torch.set_num_threads(1)
+    stacks = result.with_suffix(".stacks").open("w")
+    faulthandler.dump_traceback_later(max(time_out_s - SOONER_S, 0.1), file=stacks)
     try:
         ended = pickle.dumps((function(*arguments), None))
     except BaseException as error:
@@ -121,6 +133,12 @@ def _child(
     result.with_suffix(".part").write_bytes(ended)
     result.with_suffix(".part").rename(result)
     atexit._run_exitfuncs()  # a process that was forked does not, and a script's would
+
+
+def _stacks(file: Path) -> str:
+    """Where the threads of a process were shortly before its time was up."""
+    stacks = file.with_suffix(".stacks")
+    return stacks.read_text() if stacks.exists() else "it had not begun"
 
 
 def _result(file: Path) -> tuple[Any, BaseException | None]:
