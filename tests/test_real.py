@@ -353,7 +353,7 @@ def _stuck() -> None:
 
 
 def test_a_process_that_is_late_is_killed_and_shows_where_it_was() -> None:
-    (late,) = processes(_stuck, 1, time_out_s=8, check=False)
+    (late,) = processes(_stuck, 1, time_out_s=2, check=False)
     assert late.exit_code == -signal.SIGKILL
     assert isinstance(late.error, TimeoutError)
     assert "in _stuck" in "".join(late.error.__notes__)

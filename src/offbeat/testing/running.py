@@ -26,6 +26,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
 """The first optimizer of a process imports dynamo, which takes longer than torch."""
 
+START_S = 90.0
+"""How long processes may take to begin: the first of all wait until torch has been imported."""
+LOOK_S = 0.01
+"""How often to look whether they have."""
 SOONER_S = 1.0
 """So long before its time is up a process writes down where its threads are."""
 
@@ -54,8 +58,9 @@ def processes(
     """Run a function, which must be importable, in as many processes as torchrun would start.
 
     The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
-    With `check`, the first error of a worker is raised here. Whoever is still running after
-    `time_out_s` is killed, and counts as an error, which shows where its threads were.
+    With `check`, the first error of a worker is raised here. Whoever is still running
+    `time_out_s` after all have begun is killed, and counts as an error, which shows where its
+    threads were.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawning = torch.multiprocessing.get_context("forkserver")
@@ -71,9 +76,12 @@ def processes(
         child.start()
         children.append(child)
     ended: dict[int, Ended] = {}
-    while len(ended) < workers and time.monotonic() < began + time_out_s:
+    all_begun, until = False, began + START_S
+    while len(ended) < workers and time.monotonic() < until:
+        if not all_begun and all(_has_begun(folder / str(rank)) for rank in range(workers)):
+            all_begun, until = True, time.monotonic() + time_out_s
         running = [children[rank].sentinel for rank in range(workers) if rank not in ended]
-        wait(running, timeout=began + time_out_s - time.monotonic())
+        wait(running, timeout=max(until - time.monotonic(), 0.0) if all_begun else LOOK_S)
         for rank in range(workers):
             if rank not in ended and not children[rank].is_alive():
                 result, error = _result(folder / str(rank))
@@ -135,10 +143,13 @@ def _child(
     atexit._run_exitfuncs()  # a process that was forked does not, and a script's would
 
 
+def _has_begun(file: Path) -> bool:
+    return file.with_suffix(".stacks").exists()
+
+
 def _stacks(file: Path) -> str:
     """Where the threads of a process were shortly before its time was up."""
-    stacks = file.with_suffix(".stacks")
-    return stacks.read_text() if stacks.exists() else "it had not begun"
+    return file.with_suffix(".stacks").read_text() if _has_begun(file) else "it had not begun"
 
 
 def _result(file: Path) -> tuple[Any, BaseException | None]:
