@@ -8,6 +8,7 @@ from nets import net, sgd, train
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.lab.overhead import KINDS, PACE_S, fit_overhead, of_virtual
 from offbeat.worlds import World, enter_world
 
 BARE = """
@@ -144,3 +145,34 @@ def test_resizing_keeps_it_and_describing_tells_it() -> None:
     found = cluster(step_s=0.0005, wake_s=0.0001)
     assert found.resized(7).overhead == found.overhead
     assert "500 µs per micro-batch, 0 per exchange, 100 to wake up" in found.describe()
+
+
+# ---------------------------------------------------------------- found by a profile
+
+NETWORK = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9, "all_reduce": "ring"}
+
+
+@pytest.mark.parametrize(
+    "overhead",
+    [
+        {"step_s": 0.0, "exchange_s": 0.0, "wake_s": 0.0},
+        {"step_s": 5e-4, "exchange_s": 0.0, "wake_s": 0.0},
+        {"step_s": 3e-4, "exchange_s": 7e-4, "wake_s": 2e-4},
+    ],
+    ids=["nothing", "steps", "all"],
+)
+def test_a_profile_finds_what_was_charged(overhead: dict[str, float]) -> None:
+    """Where virtual workers are the ones to be measured, all that they pay is known."""
+    tables = {"network": NETWORK, "overhead": overhead, "compute": {"step_s": PACE_S}}
+    where = Cluster.model_validate({"workers": 4, **tables})
+    probes = {kind: of_virtual(make(), where) for kind, make in KINDS.items()}
+    found = fit_overhead([probes] * 4, NETWORK, paced=True)
+    assert found == pytest.approx(overhead, rel=1e-6, abs=1e-9)
+
+
+def test_the_lateness_of_a_paced_wake_up_is_not_that_of_a_real_device() -> None:
+    tables = {"overhead": {"step_s": 5e-4}, "compute": {"step_s": PACE_S}, "network": NETWORK}
+    where = Cluster.model_validate({"workers": 2, **tables})
+    probes = {kind: of_virtual(make(), where) for kind, make in KINDS.items()}
+    found = fit_overhead([probes] * 2, NETWORK, paced=False)
+    assert found == pytest.approx({"step_s": 0.0, "exchange_s": 0.0, "wake_s": 0.0}, abs=1e-9)
