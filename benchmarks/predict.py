@@ -14,23 +14,23 @@ Printed are samples a second, real and virtual, and virtual over real: with the 
 file, and without. Then the order: pairs of algorithms whose real intervals (of four stretches of
 time, over all seeds) do not overlap, and how many of them virtual time puts in the same order.
 
-    python benchmarks/predict.py [--quick] [--json FILE] [--show]
+    python benchmarks/predict.py [--quick] [--json FILE] [--show | --real | --again]
                                  [--clusters NAMES] [--seeds NUMBERS]
 
 With `--json`, what the file holds of other clusters and seeds stays in it. `--show` measures
-nothing.
+nothing; `--real` leaves out the virtual runs, and `--again` makes those of what the file holds.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -182,37 +182,49 @@ def real_worker(
     os.environ["OFFBEAT_PACE"] = str(pace)
     found = profile(Path(folder) / "found.toml", steps=WARM_UP + FEWEST)
     del os.environ["OFFBEAT_PACE"]
-    host = {} if found is None else found.cluster.model_dump(include={"network", "overhead"})
     parts = {spec: trained(spec, cluster, seed, seconds) for spec in specs}
     dist.destroy_process_group()
-    return json.loads(json.dumps(host)), parts
+    if found is None:
+        return {}, parts
+    tables = found.cluster.model_dump(
+        by_alias=True, exclude_defaults=True, include={"network", "overhead"}
+    )
+    return tables, parts
 
 
 def measured(name: str, seed: int, specs: list[str], seconds: float) -> list[Row]:
-    """One cluster and seed, in both worlds."""
+    """One cluster and seed on real processes, and what the profile says of them."""
     with tempfile.TemporaryDirectory() as folder:
         ended = testing.processes(
             *(real_worker, WORKERS, specs, name, seed, seconds, folder),
             environment={"OMP_NUM_THREADS": "1"},
             time_out_s=60 + 2 * len(specs) * (seconds + WARM_UP_S),
         )
-    host = ended[0].result[0]
-    with_host = cluster_of(name).model_copy(update=_tables(host))
-    without = with_host.model_copy(update={"overhead": cluster_of(name).overhead})
     rows = []
     for spec in specs:
         real, stretches = together([one.result[1][spec] for one in ended])
-        work = partial(trained, spec, cluster_of(name), seed, seconds)
-        virtual, bare = (
-            together(offbeat.run(work, cluster, seed=seed).results)[0]
-            for cluster in (with_host, without)
-        )
         rows.append(
-            {"cluster": name, "seed": seed, "algorithm": spec, "real": real, "virtual": virtual}
-            | {"virtual_without_host": bare, "stretches": stretches, "host": host}
+            {"cluster": name, "seed": seed, "algorithm": spec, "seconds": seconds, "real": real}
+            | {"stretches": stretches, "host": ended[0].result[0]}
         )
-        print(f"{name:11} {seed} {spec:28} {real:8.1f} {virtual / real:6.3f} {bare / real:6.3f}")
     return rows
+
+
+def predicted(row: Row) -> Row:
+    """The same in virtual time: with the network and the host as measured, and without the host."""
+    cluster, spec, seed = cluster_of(row["cluster"]), row["algorithm"], row["seed"]
+    with_host = cluster.model_copy(update=_tables(row["host"]))
+    without = with_host.model_copy(update={"overhead": cluster.overhead})
+    work = partial(trained, spec, cluster, seed, row["seconds"])
+    virtual, bare = (
+        together(offbeat.run(work, each, seed=seed).results)[0] for each in (with_host, without)
+    )
+    real = row["real"]
+    print(
+        f"{cluster.name:11} {seed} {spec:28} {real:8.1f} {virtual / real:6.3f} {bare / real:6.3f}",
+        flush=True,
+    )
+    return {**row, "virtual": virtual, "virtual_without_host": bare}
 
 
 def _tables(host: dict[str, Any]) -> dict[str, Any]:
@@ -291,19 +303,33 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(CLUSTERS))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--show", action="store_true", help="what --json has, without measuring")
+    parser.add_argument("--real", action="store_true", help="the real runs alone; then --again")
+    parser.add_argument("--again", action="store_true", help="the virtual runs of what --json has")
     arguments = parser.parse_args()
     rows = [] if arguments.quick else common.held(arguments.json)
-    if not arguments.show:
-        specs = list(QUICK if arguments.quick else ALGORITHMS)
-        seconds = QUICK_SECONDS if arguments.quick else SECONDS
-        seeds = [1] if arguments.quick else [int(seed) for seed in arguments.seeds.split(",")]
-        for name in arguments.clusters.split(","):
-            for seed in seeds:
-                new = measured(name, seed, specs, seconds)
-                rows = [row for row in rows if (row["cluster"], row["seed"]) != (name, seed)] + new
-                common.write(arguments.json, {"summary": show(rows), "rows": rows})
-        return
-    show(rows)
+    if arguments.again:
+        rows = [predicted(row) for row in rows]
+        common.write(arguments.json, {"summary": show(rows), "rows": rows})
+    elif arguments.show:
+        show(rows)
+    else:
+        measure(arguments, rows)
+
+
+def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
+    """Add what was asked for to the rows; written after every cluster and seed."""
+    specs = list(QUICK if arguments.quick else ALGORITHMS)
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
+    seeds = [1] if arguments.quick else [int(seed) for seed in arguments.seeds.split(",")]
+    for name, seed in product(arguments.clusters.split(","), seeds):
+        new = measured(name, seed, specs, seconds)
+        rows = [row for row in rows if (row["cluster"], row["seed"]) != (name, seed)]
+        if arguments.real:
+            rows += new
+            common.write(arguments.json, {"rows": rows})
+        else:
+            rows += [predicted(row) for row in new]
+            common.write(arguments.json, {"summary": show(rows), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Whether transfers share a link as virtual time says (`sharing = "fair"`).
 
 Two network namespaces, one worker in each, and between them a link that `tc` limits to 200 Mbit/s
-in each direction. What a message takes alone gives latency and bandwidth. Then several transfers
-are under way at once, on channels of their own; the same function runs in virtual time on a cluster
-of that latency and bandwidth, with links that are shared, and that are not.
+in each direction. A short and a long message alone give latency and bandwidth. Then several
+transfers are under way at once, on channels of their own; the same function runs in virtual time on
+a cluster of that latency and bandwidth, with links that are shared, and that are not.
 
     python benchmarks/shared_links.py [--quick] [--json FILE]
 
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from offbeat.clusters import Cluster
 from offbeat.worlds import Channel, World, enter_world, leave_world
 
 MBIT_PER_S = 200
-UNIT_BYTES = 4_000_000
+UNIT_BYTES = 8_000_000
 NAMES = tuple(f"offbeat-{os.getpid()}-{end}" for end in "ab")
 DEVICES = ("veth-a", "veth-b")
 ADDRESSES = ("10.77.13.1", "10.77.13.2")
@@ -46,6 +47,7 @@ Transfer = tuple[str, float, float]
 takes alone."""
 CASES: dict[str, tuple[Transfer, ...]] = {
     "one alone": (("there", 1, 0),),
+    "a long one alone": (("there", 4, 0),),
     "two at once": (("there", 1, 0), ("there", 1, 0)),
     "three at once": (("there", 1, 0), ("there", 1, 0), ("there", 1, 0)),
     "a short one beside a long one": (("there", 1, 0), ("there", 3, 0)),
@@ -124,6 +126,7 @@ def predicted(case: str, latency_s: float, bytes_per_s: float, sharing: str) -> 
 @contextmanager
 def link() -> Iterator[None]:
     """Two namespaces and a limited link between them."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and clean up
     try:
         for name in NAMES:
             _ip("netns", "add", name)
@@ -203,12 +206,14 @@ def show(found: dict[str, Any]) -> list[dict[str, Any]]:
     middle: Callable[[str], list[float]] = lambda case: [  # noqa: E731
         statistics.median(each) for each in zip(*found[case], strict=True)
     ]
-    bytes_per_s = UNIT_BYTES / middle("one alone")[0]
-    print(f"a message alone: {bytes_per_s / 1e6:.1f} MB/s of {MBIT_PER_S / 8:g}")
+    short_s, long_s = middle("one alone")[0], middle("a long one alone")[0]
+    bytes_per_s = 3 * UNIT_BYTES / (long_s - short_s)
+    latency_s = max(0.0, short_s - UNIT_BYTES / bytes_per_s)
+    print(f"alone: {bytes_per_s / 1e6:.1f} MB/s of {MBIT_PER_S / 8:g}, {1e3 * latency_s:.1f} ms")
     rows = []
     for case in CASES:
         columns = [middle(case)] + [
-            predicted(case, 0.0, bytes_per_s, sharing) for sharing in ("fair", "none")
+            predicted(case, latency_s, bytes_per_s, sharing) for sharing in ("fair", "none")
         ]
         for number, (measured, fair, none) in enumerate(zip(*columns, strict=True)):
             rows.append(
@@ -238,7 +243,7 @@ def main() -> None:
     if missing or os.geteuid() != 0:
         why = f"{' and '.join(missing)} not found" if missing else "this needs root"
         raise SystemExit(f"no namespaces can be made here: {why}")
-    rows = show(real(2 if arguments.quick else 7))
+    rows = show(real(2 if arguments.quick else 5))
     common.write(arguments.json, {"mbit_per_s": MBIT_PER_S, "rows": rows})
 
 
