@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -77,9 +78,8 @@ def test_lines_of_workers_stay_whole_and_in_order(script: Script, tmp_path: Path
     launched = Launched(tmp_path, "--nproc-per-node", 4, script(LINES))
     assert launched.wait() == 0
     for rank in range(4):
-        said = [line for line in launched.out.splitlines() if line.startswith(f"{rank} ")]
-        whole = [line for line in said if line.count("a") == 50 and line.count("b") == 5000]
-        assert [int(line.split()[-1]) for line in whole] == list(range(200))
+        whole = re.findall(f"{rank} a{{50}}b{{5000}} ([0-9]+)\n", launched.out)
+        assert list(map(int, whole)) == list(range(200))
     assert launched.out.count("without an end") == 4
 
 
@@ -465,3 +465,34 @@ def test_choices_of_streams_are_read_as_torchrun_does() -> None:
     some = Choice.parse("--tee", "0:1,12:2")
     assert [some.has(rank, 1) for rank in (0, 1, 12)] == [True, False, False]
     assert [some.has(rank, 2) for rank in (0, 1, 12)] == [False, False, True]
+
+
+# --- torch.distributed ---------------------------------------------------------------------
+
+REDUCES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(json.dumps(total.item()), flush=True)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+try:
+    while True:
+        dist.all_reduce(total)
+except RuntimeError:
+    time.sleep(1000)
+"""
+
+
+@real
+def test_a_plain_script_across_two_nodes_ends_when_a_worker_is_killed(
+    script: Script, tmp_path: Path
+) -> None:
+    here, there = _nodes(tmp_path, script(REDUCES), workers=(1, 1))
+    assert (here.wait(), there.wait()) == (1, 1)
+    assert here.lines() == there.lines() == [2.0]
+    assert "rank 1 (pid " in there.err
+    assert "it was killed by SIGKILL (signal 9)" in there.err
+    assert "rank 1 was killed by SIGKILL (signal 9) on node 1" in here.err

@@ -18,12 +18,13 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-_PARTIAL_S = 0.1
+_PARTIAL_S, _PARTIAL_TERMINAL_S = 2.0, 0.1
 """After so long, a line without an end is shown as it is: a prompt, or a progress bar."""
 _MOST = 65536
 _LAST_LINES = 3
 _LAST_CHARACTERS = 300
 _NOISE = re.compile(r"^(\[rank\d+\]: ?)?\s*([~^]+)?\s*$")
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
@@ -67,7 +68,9 @@ class Stream:
         self._prefix = prefix.encode()
         self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
         self._rest = b""
-        self._read_end, self.write_end = _ends(console)
+        is_terminal = console is not None and console.is_terminal()
+        self._partial_s = _PARTIAL_TERMINAL_S if is_terminal else _PARTIAL_S
+        self._read_end, self.write_end = _terminal() if is_terminal else os.pipe()
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
     def started(self) -> None:
@@ -81,7 +84,7 @@ class Stream:
 
     def last_lines(self) -> str:
         """The last lines that said something, as one."""
-        lines = [line.decode(errors="replace").strip() for line in self._last]
+        lines = [line.decode(errors="replace").strip().split("\r")[-1] for line in self._last]
         said = " | ".join(_PREFIX.sub("", line).strip() for line in lines)
         return said if len(said) <= _LAST_CHARACTERS else f"...{said[-_LAST_CHARACTERS:]}"
 
@@ -90,7 +93,7 @@ class Stream:
         poll.register(self._read_end, select.POLLIN)
         try:
             while True:
-                if self._rest and not self._prefix and not poll.poll(_PARTIAL_S * 1000):
+                if self._rest and not self._prefix and not poll.poll(self._partial_s * 1000):
                     self._show(self._rest)
                     self._rest = b""
                 chunk = self._read()
@@ -114,12 +117,16 @@ class Stream:
     def _take(self, chunk: bytes) -> None:
         if self._file is not None:
             self._file.write(chunk)
-        whole, end, self._rest = (self._rest + chunk).rpartition(b"\n")
-        if len(self._rest) > _MOST:
-            whole, end, self._rest = whole + end, self._rest, b""
-        lines = (whole + end).splitlines(keepends=True)
+        words = self._rest + chunk
+        end = words.rfind(b"\n")
+        if not self._prefix:
+            end = max(end, words.rfind(b"\r"))  # a progress bar
+        if len(words) - end > _MOST:
+            end = len(words)
+        whole, self._rest = words[: end + 1], words[end + 1 :]
+        lines = _LINE.findall(whole)
         self._remember(lines)
-        if lines:
+        if whole:
             self._show(b"".join(self._prefix + line for line in lines))
 
     def _line(self, line: bytes) -> None:
@@ -159,11 +166,6 @@ def say(words: str) -> None:
     """Print a line of the launcher's own, between those of workers."""
     with suppress(OSError):
         ERR.write(f"offbeat launch: {words}\n".encode(), patience_s=0.2)
-
-
-def _ends(console: Console | None) -> tuple[int, int]:
-    """Where to read, and where the worker writes."""
-    return _terminal() if console is not None and console.is_terminal() else os.pipe()
 
 
 def _terminal() -> tuple[int, int]:
