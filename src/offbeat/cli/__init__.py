@@ -14,6 +14,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
+from offbeat.cli.launch import SETTINGS, launch
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -50,6 +51,7 @@ def _load(cluster: str) -> Cluster:
         raise _refuse(error) from None
 
 
+app.command(context_settings=SETTINGS)(launch)
 app.command()(profile)
 
 
