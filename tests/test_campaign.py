@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from offbeat import report
 from offbeat.cli import app
 from offbeat.errors import ReportError
-from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+from offbeat.lab.campaign import Campaign, ResultsFile
+from offbeat.lab.campaign_file import Settings
 from offbeat.lab.progress import Progress
 from offbeat.lab.results import Result
 
@@ -119,7 +120,10 @@ def test_a_full_disk_is_said() -> None:
     ("text", "words"),
     [
         ("algorithms = [", "not TOML"),
-        ('algorithms = ["sync"]\ntasks = ["quadratic"]', 'key "clusters": Field required'),
+        (
+            'algorithms = ["sync"]\ntasks = ["quadratic"]',
+            "needs clusters and tasks, or [[race]] tables",
+        ),
         ("{small}\nsedes = 3", 'key "sedes": Extra inputs are not permitted'),
         ('{small}\nseeds = "3"', 'key "seeds": Input should be a valid integer'),
         ("{small}\nseeds = 0", "seeds must be between"),
@@ -129,7 +133,7 @@ def test_a_full_disk_is_said() -> None:
         ('{small}\ntarget = "fast"', "target must be such as"),
         (
             'algorithms = ["sync"]\nclusters = ["mixed-4", "mixed-4"]\ntasks = ["quadratic"]',
-            "mixed-4 is named twice",
+            "quadratic on mixed-4 is named twice",
         ),
     ],
 )

@@ -15,7 +15,8 @@ from offbeat import report as reports
 from offbeat.cli.race import FAILED, INTERRUPTED, WRONG, cores
 from offbeat.errors import OffbeatError, ReportError
 from offbeat.lab import progress, verdict
-from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+from offbeat.lab.campaign import Campaign, ResultsFile
+from offbeat.lab.campaign_file import Settings
 
 _WIDE = 100
 

@@ -40,6 +40,7 @@ class Places:
     def __init__(self, clock: Clock, network: Network) -> None:
         self.clock = clock
         self.network = network
+        self.sent_bytes = 0.0  # by all workers, on all channels
         self._open: defaultdict[tuple[str, tuple[int, ...]], list[Place]] = defaultdict(list)
 
     def open(self, rank: int, name: str, members: tuple[int, ...]) -> Channel:
@@ -97,7 +98,8 @@ class Channel(base.Channel):
         self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
     ) -> base.Work:
         what, combine = _REDUCE[op]
-        return self._meet(what, tensor, tensor, combine, self._network.all_reduce_s, not_before)
+        cost = self._network.all_reduce_s
+        return self._meet(what, tensor, tensor, combine, cost, 2, not_before)
 
     def broadcast(self, tensor: Tensor, source: int) -> base.Work:
         at = self.members.index(source)
@@ -106,16 +108,18 @@ class Channel(base.Channel):
             _copy(tensors[at], tensors[:at] + tensors[at + 1 :])
 
         cost = self._network.broadcast_s
-        return self._meet(f"broadcast from {source}", tensor, tensor, combine, cost)
+        return self._meet(f"broadcast from {source}", tensor, tensor, combine, cost, 1)
 
     def all_gather(self, tensor: Tensor, into: Tensor) -> base.Work:
         checked_rows("all_gather", self.members, tensor.shape, into)
-        return self._meet("all_gather", tensor, into, _gather, self._network.all_gather_s)
+        cost, count = self._network.all_gather_s, len(self.members)
+        return self._meet("all_gather", tensor, into, _gather, cost, count)
 
     def all_to_all(self, tensor: Tensor, into: Tensor) -> base.Work:
         checked_rows("all_to_all", self.members, tensor.shape[1:], tensor)
         checked_rows("all_to_all", self.members, tensor.shape[1:], into)
-        return self._meet("all_to_all", tensor, into, _transpose, self._network.all_to_all_s)
+        cost = self._network.all_to_all_s
+        return self._meet("all_to_all", tensor, into, _transpose, cost, 1)
 
     def send(self, tensor: Tensor, target: int) -> base.Work:
         self._post({target: tensor})
@@ -145,6 +149,7 @@ class Channel(base.Channel):
         """Put letters into their boxes; return when the last one arrives."""
         place, now = self._checked(), self._clock.now
         sizes = {target: tensor.nbytes for target, tensor in outgoing.items()}
+        self._places.sent_bytes += sum(sizes.values())
         arrive_s = self._network.messages_s(self._rank, sizes)
         for target, tensor in outgoing.items():
             box = place.boxes[self._rank, target]
@@ -162,8 +167,10 @@ class Channel(base.Channel):
         into: Tensor,
         combine: Combine,
         cost: Cost,
+        sends: int,
         not_before: float | None = None,
     ) -> _Meeting:
+        """Join a collective, in which all but one of the members send the tensor so many times."""
         clock, place, number = self._clock, self._checked(), self._issued
         self._issued += 1
         meeting = place.meetings.get(number)
@@ -180,6 +187,7 @@ class Channel(base.Channel):
             del place.meetings[number]
             begins = max(clock.now, meeting.ready, place.ends)
             place.ends = begins + cost(self.members, tensor.nbytes)
+            self._places.sent_bytes += sends * (len(self.members) - 1) * tensor.nbytes
             clock.at(place.ends, lambda: meeting.end(combine))
         return meeting
 
