@@ -14,6 +14,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
+from offbeat.cli.league import league
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -150,5 +151,6 @@ def clusters(
 
 app.command()(race)
 app.command()(campaign)
+app.command()(league)
 app.command()(report.report)
 app.command()(report.trace)

@@ -26,7 +26,7 @@ from offbeat.lab.progress import Progress
 from offbeat.lab.results import Result, end_line
 from offbeat.records import Line
 
-_VERSION = 1
+VERSION = 1
 """Of the file of results."""
 
 
@@ -130,7 +130,7 @@ class Campaign:
 
     def read(self, file: ResultsFile) -> None:
         """Know what is done; ReportError if the file is of something else."""
-        head = {"kind": "campaign", "version": _VERSION, "mark": mark(self.settings, self.races)}
+        head = {"kind": "campaign", "version": VERSION, "mark": mark(self.settings, self.races)}
         head |= {"offbeat": offbeat.__version__, "settings": self.settings.model_dump()}
         lines = file.lines()
         first = next(lines, None)

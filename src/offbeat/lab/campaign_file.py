@@ -91,6 +91,13 @@ class Settings(BaseModel):
             seen.add(place)
         return [Race.of(**cell, command=command) for cell in cells]
 
+    def places(self) -> list[tuple[str, str, int]]:
+        """Of each race its task, its cluster's name, and how many algorithms: nothing is loaded."""
+        return [
+            (each["task"], Path(each["cluster"]).stem, len(each["algorithms"]))
+            for each in self._cells()
+        ]
+
     def _cells(self) -> list[dict[str, Any]]:
         """What each race is made from."""
         shared = self.model_dump(exclude={"clusters", "tasks", "some"})
