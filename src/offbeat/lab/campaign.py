@@ -19,15 +19,34 @@ from typing import Any
 
 import offbeat
 from offbeat.errors import ReportError
-from offbeat.lab import running
+from offbeat.lab import ray_crew, running
 from offbeat.lab.campaign_file import Settings, mark
 from offbeat.lab.contestants import Contestant, told
 from offbeat.lab.progress import Progress
+from offbeat.lab.ray_crew import RayCrew
 from offbeat.lab.results import Result, end_line
 from offbeat.records import Line
 
 VERSION = 1
 """Of the file of results."""
+
+
+PROCESSES = "processes"
+AnyCrew = running.Crew | RayCrew
+
+
+def check_engine(engine: str) -> None:
+    """Raise ValueError for what runs cannot be made on."""
+    if engine not in (PROCESSES, "ray") and not engine.startswith("ray:"):
+        raise ValueError(f"engine must be {PROCESSES}, ray or ray:ADDRESS, got {engine!r}")
+    if engine != PROCESSES:
+        ray_crew.check_installed()
+
+
+def _crew(engine: str, jobs: int) -> AnyCrew:
+    if engine == PROCESSES:
+        return running.Crew(jobs)
+    return RayCrew(engine.partition(":")[2], jobs)
 
 
 @dataclass(frozen=True)
@@ -70,12 +89,12 @@ class Campaign:
                     results.append(result)
         return lines, results
 
-    def run(self, file: ResultsFile, show: Progress, jobs: int) -> None:
+    def run(self, file: ResultsFile, show: Progress, jobs: int, engine: str = PROCESSES) -> None:
         """Do what is not done yet; KeyboardInterrupt and errors leave a file to go on with."""
-        with running.Crew(jobs) as crew:
-            self.work_off(crew, file, show)
+        with _crew(engine, jobs) as crew:
+            self._work_off(crew, file, show)
 
-    def work_off(self, crew: running.Crew, file: ResultsFile, show: Progress) -> None:
+    def _work_off(self, crew: AnyCrew, file: ResultsFile, show: Progress) -> None:
         """Hand out what is not done: the first races first, so that these are whole early."""
         queue = [
             piece
@@ -99,7 +118,7 @@ class Campaign:
             return [Piece(number, contestant.label)]
         return missing
 
-    def _begin(self, crew: running.Crew, piece: Piece) -> Future[Any]:
+    def _begin(self, crew: AnyCrew, piece: Piece) -> Future[Any]:
         race = self.races[piece.race]
         if piece.seed is None:
             (named,) = (each for each in race.contestants if each.label == piece.label)
