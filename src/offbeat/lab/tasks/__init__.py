@@ -37,14 +37,14 @@ TASKS: dict[str, Callable[..., Task]] = {
     "timing": timing.task,
 }
 
-_FOLDERS = ("cifar10", "fashion", "fashion-skewed")
-"""Tasks that read files which do not come with offbeat."""
+_WITH_MORE = ("cifar10", "fashion", "fashion-skewed", "quadratic")
+"""Tasks after whose name a folder may follow, or how much noise."""
 
 
 def find(name: str) -> Task:
-    """Make a task by its name, or by `module:function`; a folder may follow some names likewise."""
+    """Make a task by its name, or by `module:function`; some names take more after a colon."""
     head, colon, rest = name.partition(":")
-    if head in _FOLDERS:
+    if head in _WITH_MORE:
         return TASKS[head](rest)
     if name in TASKS:
         return TASKS[name]()

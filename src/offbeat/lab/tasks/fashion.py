@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -75,7 +76,8 @@ def shards(labels: Tensor, workers: int, seed: int, alpha: float = _ALPHA) -> li
         its = its[torch.randperm(len(its), generator=draw)]
         gammas = torch._standard_gamma(torch.full((workers,), alpha).double(), draw)
         ends = ((gammas / gammas.sum()).cumsum(0) * len(its)).long().tolist()
-        for worker, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        places = [0, *ends[:-1], len(its)]
+        for worker, (begin, end) in enumerate(pairwise(places)):
             mine[worker].append(its[begin:end])
     owned = [torch.cat(each) for each in mine]
     largest = max(owned, key=len)
