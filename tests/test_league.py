@@ -132,7 +132,8 @@ def test_a_race_that_was_not_run_is_named_and_one_that_is_not_whole_says_so(tmp_
     found = league.load([written(tmp_path / "r.jsonl", fewer, ("uniform-8",))])
     assert found.waiting == ["noisy on uniform-8"]
     assert (found.cells[0].runs, found.cells[0].planned) == (16, 20)
-    assert "4 of 20 runs are missing" in league.page.page(found)
+    assert "4 of 20 runs are missing: it does not count" in league.page.page(found)
+    assert league.figures.overall(found) == []
 
 
 def test_a_campaign_that_is_being_written_can_be_looked_at(results: Path) -> None:

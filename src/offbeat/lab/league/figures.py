@@ -79,12 +79,12 @@ def entries(cell: Cell) -> list[Entry]:
 
 
 def overall(league: League) -> list[Overall]:
-    """Every algorithm over all races, the one that is behind the least first."""
+    """Every algorithm over all whole races, the one that is behind the least first."""
     by_label: dict[str, list[Entry]] = {label: [] for label in league.labels}
-    for cell in league.cells:
+    for cell in league.whole:
         for entry in entries(cell):
             by_label[entry.label].append(entry)
-    found = [_overall(label, some) for label, some in by_label.items()]
+    found = [_overall(label, some) for label, some in by_label.items() if some]
     return sorted(found, key=lambda each: (each.median_behind, -each.first, -each.near))
 
 

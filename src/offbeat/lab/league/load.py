@@ -36,6 +36,11 @@ class Cell:
         return sum(len(each.runs) for each in self.standings)
 
     @property
+    def whole(self) -> bool:
+        """Whether all contestants have run with all seeds: only then are they compared fairly."""
+        return self.runs >= self.planned
+
+    @property
     def target(self) -> str:
         return next((run.target for each in self.standings for run in each.runs if run.target), "")
 
@@ -54,6 +59,11 @@ class League:
     """Races that the files ask for, and that nobody has run yet."""
     versions: list[str]
     seeds: int
+
+    @property
+    def whole(self) -> list[Cell]:
+        """The races that count: those which are not half run."""
+        return [cell for cell in self.cells if cell.whole]
 
     @property
     def labels(self) -> list[str]:

@@ -154,7 +154,8 @@ def _middle(found: Interval | None) -> float:
 def _race(cell: Cell, ranking: list[Entry]) -> str:
     body = "".join(map(_row, ranking))
     short = cell.planned - cell.runs
-    missing = f' <span class="short">{short} of {cell.planned} runs are missing</span>'
+    words = f"{short} of {cell.planned} runs are missing: it does not count above"
+    missing = f' <span class="short">{words}</span>'
     about = f"target {html.escape(cell.target)}, {cell.workers} workers{missing if short else ''}"
     return (
         f'<section class="race" {_where(cell)}><div class="head"><h2>{html.escape(cell.name)}</h2>'
@@ -229,8 +230,8 @@ def _waiting(league: League) -> str:
         return ""
     items = "".join(f"<li>{html.escape(name)}</li>" for name in league.waiting)
     return (
-        f"<section><h2>Not run yet</h2><p class='note'>The campaign asks for {len(league.waiting)} "
-        f"more races, of which there is no result.</p><ul class='waiting'>{items}</ul></section>"
+        "<section><h2>Not run yet</h2><p class='note'>The campaign asks for these races as well; "
+        f"there is no result of them.</p><ul class='waiting'>{items}</ul></section>"
     )
 
 
@@ -246,6 +247,7 @@ def _data(league: League, rankings: list[list[Entry]], over_all: list[Overall]) 
             {
                 "task": cell.task,
                 "cluster": cell.cluster,
+                "whole": cell.whole,
                 "entries": [_point(entry) for entry in ranking],
             }
             for cell, ranking in zip(league.cells, rankings, strict=True)

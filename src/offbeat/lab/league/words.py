@@ -13,8 +13,9 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 def facts(league: League) -> list[str]:
     """What there is."""
-    done, runs = len(league.cells), sum(cell.runs for cell in league.cells)
-    races = f"{done} of {done + len(league.waiting)} races" if league.waiting else f"{done} races"
+    done, runs = len(league.whole), sum(cell.runs for cell in league.cells)
+    asked = len(league.cells) + len(league.waiting)
+    races = _races(done) if done == asked else f"{done} of {_races(asked)}"
     return [
         races,
         f"{len(league.labels)} algorithms",
@@ -27,7 +28,7 @@ def facts(league: League) -> list[str]:
 def sentences(league: League, over_all: list[Overall]) -> list[str]:
     """Who is ahead over all races, and what that rests on."""
     if not over_all:
-        return ["Nothing has been run yet."]
+        return ["No race has been run to its end yet."]
     most = max(each.races for each in over_all)
     everywhere = [each for each in over_all if each.races == most]
     best = everywhere[0]

@@ -62,7 +62,7 @@ function profileOf(label, races) {
 const shareAt = (points, place) => points.filter(([x]) => x <= place * (1 + 1e-9)).at(-1)?.[1] ?? 0;
 
 function profilesOption() {
-  const races = chosenRaces(), drawn = new Map();
+  const races = chosenRaces().filter(({ whole }) => whole), drawn = new Map();
   for (const { name } of chosenLabels()) {
     const points = profileOf(name, races);
     if (points) drawn.set(name, points);
