@@ -204,6 +204,11 @@ class World(ABC):
             if (leaves_at := cluster.leave_at(rank)) is not None:
                 self._leaves_at = leaves_at
 
+    @property
+    def sent_bytes(self) -> float | None:
+        """What all workers have sent over channels so far; None where nobody counts."""
+        return None
+
     @abstractmethod
     def now(self) -> float:
         """Seconds since this world began."""

@@ -130,6 +130,10 @@ class VirtualWorld(World):
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return self.city.places.open(self.rank, name, checked_members(name, members, self))
 
+    @property
+    def sent_bytes(self) -> float:
+        return self.city.places.sent_bytes
+
     def condition(self, name: str) -> base.Condition:
         return _Condition(self._clock, name, self.city.cluster.overhead.wake_s)
 

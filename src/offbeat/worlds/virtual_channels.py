@@ -45,7 +45,13 @@ class Places:
         self.host_s = host_s
         """What an exchange costs beyond the network."""
         self.traffic = Traffic(clock) if network.sharing == "fair" else None
+        self.sent_bytes = 0.0  # by all workers, on all channels
         self._open: defaultdict[tuple[str, tuple[int, ...]], list[Place]] = defaultdict(list)
+
+    def note_sent(self, collective: Collective, members: int, size_bytes: int) -> None:
+        """Count what the members of a collective send, all of them together."""
+        times = {"all_reduce": 2, "all_gather": members}.get(collective, 1)
+        self.sent_bytes += times * (members - 1) * size_bytes
 
     def open(self, rank: int, name: str, members: tuple[int, ...]) -> Channel:
         """The worker's n-th channel of this name meets the n-th one of the others."""
@@ -149,6 +155,7 @@ class Channel(base.Channel):
 
     def _post(self, outgoing: Mapping[int, Tensor]) -> base.Work:
         places, letters = self._places, self._checked().letters
+        places.sent_bytes += sum(tensor.nbytes for tensor in outgoing.values())
         clock, network, host_s = self._clock, self._network, places.host_s
         if places.traffic is None:
             return letters.post(clock, network, host_s, self._rank, outgoing)
@@ -177,6 +184,7 @@ class Channel(base.Channel):
             meeting.ready = max(meeting.ready, not_before)
         if not meeting.missing:
             del place.meetings[number]
+            self._places.note_sent(collective, len(self.members), tensor.nbytes)
             if self._places.traffic is not None:
                 self._stand_in_line(self._places.traffic, meeting, combine, collective)
                 return meeting
