@@ -120,6 +120,9 @@ class VirtualWorld(World):
     def sleep_until(self, moment: float) -> None:
         self._clock.sleep_until(moment)
 
+    def codec_s(self, size_bytes: int) -> float:
+        return size_bytes / self.city.cluster.network.codec_bytes_per_s
+
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return self.city.places.open(self.rank, name, checked_members(name, members, self))
 
