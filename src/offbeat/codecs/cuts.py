@@ -79,6 +79,7 @@ def cuts(numel: int, slices: int, block: int, chunk: int = CHUNK) -> tuple[Cut, 
         first += full
     if rest := numel - first:
         of_each = -(-rest // slices)
-        block = min(block, -(-of_each // ALIGNED) * ALIGNED)
-        found.append(Cut(first, numel, slices, -(-of_each // block), block))
+        blocks = -(-of_each // block)
+        block = -(-of_each // blocks // ALIGNED) * ALIGNED  # even ones, none of zeros only
+        found.append(Cut(first, numel, slices, blocks, block))
     return tuple(found)

@@ -9,14 +9,17 @@ learning with theoretical guarantees", EuroMLSys 2025.
     exponential  level 0 or 2^-e: the two next to |x|/N, at random, so that it is right on average
                  codes are added pairwise along a tree, each sum is rounded the same way, times N
 
-Differs from the paper: s is a whole number, at most (2^(bits-1) - 1) / P. The authors scale by
-127/P, and P codes of at most ceil(127/P) add up to 128, which does not fit into 8 bits: with four
-workers that share their largest number, the sum turns negative in 32 rounds of 100. Any number of
-workers, not only powers of two: each adds up a slice by itself (two_shot.py), so the tree is no
-matter of messages. All zeros stay zeros.
+s is 127/P, for codes of 8 bits: the sum of P codes has to be one.
+
+Differs from the paper: a sum never overflows. In the authors' code P codes of at most ceil(127/P)
+may add up to 128, which 8 bits read as -128: with four workers that share their largest number, in
+32 rounds of 100. Here a worker adds up a slice by itself (two_shot.py), with room, and what is
+beyond 127 becomes 127. So the mean of such a number is off by 0.25 %; all others are right on
+average. Any number of workers, not only powers of two: the tree is no matter of messages. All zeros
+stay zeros.
 
 Do not use when there are many workers: the standard kind has 127/P levels, so its error grows with
-them, and `Int8` has no such limit, sends as many bytes, and is more exact for any number.
+them. `Int8` has no such limit, sends as many bytes, and is more exact for any number.
 """
 
 from __future__ import annotations
@@ -66,11 +69,10 @@ class GlobalQSGD(Codec):
             )
 
     def check(self, size: int) -> None:
-        most = 2 ** (self.bits - 1) - 1
-        least = size if self.kind == "standard" else headroom(size) + 1
-        if most < least:
+        most, least = 2 ** (self.bits - 1) - 1, headroom(size) + 1
+        if self.kind == "exponential" and most < least:
             raise ValueError(
-                f"GlobalQSGD({self.kind!r}, bits={self.bits}) has {most} levels, and {size} "
+                f"GlobalQSGD('exponential', bits={self.bits}) has {most} levels, and {size} "
                 f"workers need {least}: take more bits, or Int8(), which any number can use"
             )
 
@@ -147,19 +149,19 @@ class SharedScale(Sliced):
 
 
 class Standard(SharedScale):
-    """Levels at even distances, as many for each worker as sum up to the largest code."""
+    """Levels at even distances, so many for each worker that their sum is the largest code."""
 
     def codes(self, numbers: Tensor, peak: Tensor, random: torch.Generator) -> Tensor:
-        levels = self._most // self.size
-        codes = torch.mul(numbers, levels / peak)
+        codes = torch.mul(numbers, self._most / self.size / peak)
         draw = torch.empty_like(codes).uniform_(generator=random)
-        return codes.add_(draw).floor_().clamp_(-levels, levels)
+        most = -(-self._most // self.size)  # float32 may round a draw up to 1
+        return codes.add_(draw).floor_().clamp_(-most, most)
 
     def added(self, codes: Tensor, random: torch.Generator) -> Tensor:
-        return codes.sum(0, keepdim=True)
+        return codes.sum(0, keepdim=True).clamp_(-self._most, self._most)
 
     def numbers(self, codes: Tensor, peak: Tensor) -> Tensor:
-        return torch.mul(codes, peak / (self._most // self.size))
+        return torch.mul(codes, self.size * peak / self._most)
 
 
 class Exponential(SharedScale):
