@@ -50,6 +50,7 @@ class Network(Table):
     control_latency_s: NotNegative = Field(default_factory=lambda known: known["latency_s"])
     all_reduce: Literal["ring", "recursive_doubling", "auto"] = "auto"
     sharing: Literal["none", "fair"] = "none"
+    codec_bytes_per_s: PositiveOrInf = inf  # of numbers that a codec makes into bytes and back
     links: tuple[Link, ...] = Field(default=(), alias="link")
     zones: tuple[Zone, ...] = Field(default=(), alias="zone")
 

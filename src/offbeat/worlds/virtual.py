@@ -127,6 +127,9 @@ class VirtualWorld(World):
     def compute_s(self, step: int, samples: float, since: float) -> float:
         return super().compute_s(step, samples, since) + self._step_s
 
+    def codec_s(self, size_bytes: int) -> float:
+        return size_bytes / self.city.cluster.network.codec_bytes_per_s
+
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return self.city.places.open(self.rank, name, checked_members(name, members, self))
 

@@ -123,10 +123,12 @@ class Channel(base.Channel):
         checked_rows("all_gather", self.members, tensor.shape, into)
         return self._meet("all_gather", tensor, into, _gather, "all_gather")
 
-    def all_to_all(self, tensor: Tensor, into: Tensor) -> base.Work:
+    def all_to_all(
+        self, tensor: Tensor, into: Tensor, not_before: float | None = None
+    ) -> base.Work:
         checked_rows("all_to_all", self.members, tensor.shape[1:], tensor)
         checked_rows("all_to_all", self.members, tensor.shape[1:], into)
-        return self._meet("all_to_all", tensor, into, _transpose, "all_to_all")
+        return self._meet("all_to_all", tensor, into, _transpose, "all_to_all", not_before)
 
     def send(self, tensor: Tensor, target: int) -> base.Work:
         self._post({target: tensor})
