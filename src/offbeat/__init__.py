@@ -28,6 +28,7 @@ from offbeat.algorithms import (
 )
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
+from offbeat.codecs import GlobalQSGD, Half, Int4, Int8
 from offbeat.data import Deal, DealShards
 from offbeat.replica import Stats
 from offbeat.rounds import Partial, Round, partial_all_reduce
@@ -53,6 +54,10 @@ __all__ = [
     "DmSGD",
     "DropCompute",
     "EagerSGD",
+    "GlobalQSGD",
+    "Half",
+    "Int4",
+    "Int8",
     "LocalSGD",
     "MSyncSGD",
     "MomentumTracking",

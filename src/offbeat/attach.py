@@ -25,6 +25,7 @@ from offbeat.alike import alike, average_buffers
 from offbeat.arguments import check_arguments
 from offbeat.attached import Attached, attached_to
 from offbeat.clusters import Cluster
+from offbeat.codecs import Codec, chosen
 from offbeat.ending import Goal, steps
 from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower
@@ -43,6 +44,7 @@ def attach(
     clip_norm: float | None = None,
     nonfinite: Literal["raise", "skip"] = "raise",
     bucket_bytes: int = BUCKET_BYTES,
+    codec: Codec | Literal["auto"] | None = None,
     pace: Cluster | str | None = None,
     seed: int | None = None,
 ) -> Attachment:
@@ -60,6 +62,8 @@ def attach(
         nonfinite: what to do with a round that holds NaN or infinity: raise on every worker, or
             skip it on every worker, and count it.
         bucket_bytes: how much is reduced at a time while backward runs.
+        codec: what makes fewer bytes of what rounds sum up, such as `offbeat.Int8()`; "auto"
+            measures whether that pays, on this job's network, and again when that changes.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
@@ -68,14 +72,17 @@ def attach(
     check_arguments(
         model, optimizer, algorithm, scheduler, schedule_by, clip_norm, nonfinite, bucket_bytes
     )
+    codec = chosen(codec)
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
     world = enter_world(pace, seed)
     try:
         algorithm.check(world.size)
+        if codec is not None:
+            codec.check(world.size)
         schedule = Schedule(scheduler, schedule_by, world.size * algorithm.round_steps)
         return Attachment(
-            world, model, optimizer, algorithm, schedule, clip_norm, nonfinite, bucket_bytes
+            world, model, optimizer, algorithm, schedule, clip_norm, nonfinite, bucket_bytes, codec
         )
     except BaseException as error:
         leave_world(world, error)
@@ -246,11 +253,11 @@ class Attachment(Attached):
                 f"state_dict() inside dp.{self._away_by}(): move it out, all workers wait in it"
             )
         with self._others_away():
-            return checkpoint.saved(self.algorithm, self._replica, self._apply)
+            return checkpoint.saved(self.algorithm, self._replica, self._apply, self.codec)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict()` of the worker with this rank; before the first step."""
-        checkpoint.load(state, self.algorithm, self._replica, self._apply)
+        checkpoint.load(state, self.algorithm, self._replica, self._apply, self.codec)
 
     def close(self) -> None:
         """Serve the others until all have left: the join. Then every replica is the same."""

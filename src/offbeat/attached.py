@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from offbeat.algorithm import Algorithm
 from offbeat.alike import averaged_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
+from offbeat.codecs import Codec
 from offbeat.ending import note_join
 from offbeat.errors import DetachedError
 from offbeat.followers import Followers
@@ -55,8 +56,10 @@ class Attached(ABC):
         clip_norm: float | None,
         nonfinite: Literal["raise", "skip"],
         bucket_bytes: int,
+        codec: Codec | None = None,
     ) -> None:
         self.algorithm = algorithm
+        self.codec = codec
         self._world = world
         self._model = model
         self._optimizer = optimizer
@@ -76,6 +79,7 @@ class Attached(ABC):
                 "clip_norm": clip_norm,
                 "nonfinite": nonfinite,
                 "bucket_bytes": bucket_bytes,
+                "the codec": repr(codec),
                 "parameters": [
                     f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
                     for name, parameter in zip(names, parameters, strict=True)
@@ -92,6 +96,7 @@ class Attached(ABC):
             clip_norm,
             scheduled=schedule.alike,
             buffers=averaged_buffers(model),
+            codec=codec,
         )
         self._followers = Followers(model, self._replica)
         self._stoppable = Stoppable(model, self._replica)

@@ -7,16 +7,20 @@ from typing import Any
 from offbeat.algorithm import Algorithm
 from offbeat.alike import generators, set_generators
 from offbeat.apply import Applier
+from offbeat.codecs import Codec
 from offbeat.errors import DisagreementError
 from offbeat.replica import Replica
 from offbeat.worlds import World
 
 
-def saved(algorithm: Algorithm, replica: Replica, applier: Applier) -> dict[str, Any]:
+def saved(
+    algorithm: Algorithm, replica: Replica, applier: Applier, codec: Codec | None
+) -> dict[str, Any]:
     """Come to the same round as all others, and return this worker's state there."""
     applier.apply(algorithm.rounds(replica, replica.settle()))
     state = {
         "algorithm": repr(algorithm),
+        "codec": repr(codec),
         "world_size": replica.world.size,
         "rank": replica.world.rank,
         "replica": replica.state_dict(),
@@ -27,11 +31,18 @@ def saved(algorithm: Algorithm, replica: Replica, applier: Applier) -> dict[str,
     return state
 
 
-def load(state: dict[str, Any], algorithm: Algorithm, replica: Replica, applier: Applier) -> None:
+def load(
+    state: dict[str, Any],
+    algorithm: Algorithm,
+    replica: Replica,
+    applier: Applier,
+    codec: Codec | None,
+) -> None:
     """Go on from there."""
     world = replica.world
     for what, mine in (
         ("algorithm", repr(algorithm)),
+        ("codec", repr(codec)),
         ("world_size", world.size),
         ("rank", world.rank),
     ):

@@ -15,6 +15,7 @@ import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
 from offbeat.cli.launch import SETTINGS, launch
+from offbeat.cli.league import league
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -152,5 +153,6 @@ def clusters(
 
 app.command()(race)
 app.command()(campaign)
+app.command()(league)
 app.command()(report.report)
 app.command()(report.trace)

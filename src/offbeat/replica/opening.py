@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from offbeat.codecs import Codec, Coder
 from offbeat.merges import OwnStep, Shift, Step
 from offbeat.replica.micro_batch import MicroBatch
 from offbeat.replica.momenta import momenta as momenta_of
 from offbeat.replica.overlap import Overlap
 from offbeat.rounds import (
     Arrival,
+    CodedLaunches,
     Engine,
     Layout,
     MakeExchange,
@@ -40,6 +43,7 @@ class Opening(MicroBatch):
         clip_norm: float | None = None,
         scheduled: bool = False,
         buffers: Mapping[str, Tensor] | None = None,
+        codec: Codec | None = None,
     ) -> None:
         """`buffers` of the model, which go with its parameters wherever models are averaged."""
         layout = Layout(names, parameters, bucket_bytes)
@@ -59,6 +63,9 @@ class Opening(MicroBatch):
         """What rounds change: the parameters; and the buffers, where models are averaged."""
         self._bucket_bytes = bucket_bytes
         self.buffers = dict(buffers or {})
+        self._codec = codec
+        self.coder: Coder | None = None
+        """What makes bytes of what this worker gives, if there is a codec, and another worker."""
         self.overlap = Overlap(self)
         self.models = world.channel(name)  # the program's own, between rounds
         self.choose: Callable[[Measured], int] | None = None
@@ -97,6 +104,14 @@ class Opening(MicroBatch):
         With `momenta`, the optimizer's momentum goes with the models.
         With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
+        if self._codec is not None:
+            if exchange is not SumOverAll or engine is not Engine:
+                raise ValueError(
+                    f"codec={self._codec!r} goes with methods whose rounds sum over all workers, "
+                    "such as SyncSGD, EagerSGD or DiLoCo; this one's do not: leave codec out"
+                )
+            early &= not self._codec.feeds_back  # what was launched might have to go again
+            exchange = self._coded(self._codec)
         self.choose = choose
         self.gradients.weighs = rules.divisor == "samples"
         rates = 0 if moves else len(self.step_merge.rates)
@@ -127,6 +142,13 @@ class Opening(MicroBatch):
             if not self.shift.common:
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
+
+    def _coded(self, codec: Codec) -> MakeExchange:
+        """The sum over all, as bytes; as it is, if there is nobody to send any to."""
+        if self.world.size == 1:
+            return SumOverAll
+        coder = self.coder = codec.coder(self.world.size, self.world.rank)
+        return partial(SumOverAll, launches=partial(CodedLaunches, coder))
 
     @property
     def drifts(self) -> bool:

@@ -206,6 +206,7 @@ class Replica(Opening):
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "shift": None if self.shift is None else self.shift.state_dict(),
             "overlap": self.overlap.on,
+            "codec": None if self.coder is None else self.coder.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,6 +220,8 @@ class Replica(Opening):
         if self.shift is not None:
             self.shift.load_state_dict(state["shift"])
         self.overlap.on = state["overlap"]
+        if self.coder is not None:
+            self.coder.load_state_dict(state["codec"])
 
     def stepped(self) -> None:
         """The step is over."""

@@ -1,6 +1,7 @@
 """Rounds: when one starts, what travels, and what comes of it; written once above the verbs."""
 
 from offbeat.rounds.agreement import agree
+from offbeat.rounds.coded import CodedLaunches
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
 from offbeat.rounds.gossip import Gossip
@@ -23,6 +24,7 @@ from offbeat.rounds.turns import GivesUp, Watches
 __all__ = [
     "DROPPED",
     "Arrival",
+    "CodedLaunches",
     "Engine",
     "Enough",
     "Exchange",

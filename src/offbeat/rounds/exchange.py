@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Flats, Layout
@@ -58,7 +59,10 @@ class Launches:
     def launch(self, pile: Pile, not_before: float | None = None) -> None:
         """Send the next bucket on its way; the last one only when the header is in it."""
         tensor = pile.tensors[len(self._under_way)]
-        self._under_way.append(self._channel.all_reduce(tensor, not_before=not_before))
+        self._under_way.append(self._begin(pile, tensor, not_before))
+
+    def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
+        return self._channel.all_reduce(tensor, not_before=not_before)
 
     def see_and_launch(self, pile: Pile) -> None:
         """See whether the next bucket is finite, and launch it, if it is not the last one.
@@ -73,11 +77,14 @@ class Launches:
 
     def end(self, pile: Pile) -> None:
         """Launch those that are left, and wait for all."""
-        while len(self._under_way) < len(pile.tensors):
-            self.launch(pile)
+        self._launch_rest(pile)
         under_way, self._under_way = self._under_way, []
         for work in under_way:
             work.wait()
+
+    def _launch_rest(self, pile: Pile) -> None:
+        while len(self._under_way) < len(pile.tensors):
+            self.launch(pile)
 
 
 class Exchange(Protocol):
@@ -95,15 +102,23 @@ class Exchange(Protocol):
 
 
 MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
+MakeLaunches = Callable[[World, Channel], Launches]
 
 
 class SumOverAll:
-    """All-reduces of one layout's buckets, with a header."""
+    """All-reduces of one layout's buckets, with a header; or what `launches` makes of them."""
 
-    def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
+    def __init__(
+        self,
+        world: World,
+        channel: Channel,
+        layout: Layout,
+        header: Header,
+        launches: MakeLaunches | None = None,
+    ) -> None:
         self._world = world
         self._header = header
-        self.launches = Launches(channel)
+        self.launches = Launches(channel) if launches is None else launches(world, channel)
         for bucket in layout.buckets:  # make the groups now, not in the first round
             channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
 

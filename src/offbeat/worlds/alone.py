@@ -65,12 +65,14 @@ class _Channel(base.Channel):
         into[0] = tensor
         return _Done()
 
-    def all_to_all(self, tensor: Tensor, into: Tensor) -> base.Work:
+    def all_to_all(
+        self, tensor: Tensor, into: Tensor, not_before: float | None = None
+    ) -> base.Work:
         self._world.check()
         for table in (tensor, into):
             checked_rows("all_to_all", self.members, tensor.shape[1:], table)
         into.copy_(tensor)
-        return _Done()
+        return _Done() if not_before is None else _Later(self._world, not_before)
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> base.Work:
         self._world.check()

@@ -81,10 +81,10 @@ class Channel(ABC):
         """
 
     @abstractmethod
-    def all_to_all(self, tensor: Tensor, into: Tensor) -> Work:
+    def all_to_all(self, tensor: Tensor, into: Tensor, not_before: float | None = None) -> Work:
         """Send row i of `tensor` to member i, and fill row i of `into` with what it sends here.
 
-        Both are contiguous.
+        Both are contiguous. `not_before` is as in `all_reduce`.
         """
 
     @abstractmethod
@@ -204,6 +204,11 @@ class World(ABC):
             if (leaves_at := cluster.leave_at(rank)) is not None:
                 self._leaves_at = leaves_at
 
+    @property
+    def sent_bytes(self) -> float | None:
+        """What all workers have sent over channels so far; None where nobody counts."""
+        return None
+
     @abstractmethod
     def now(self) -> float:
         """Seconds since this world began."""
@@ -222,6 +227,13 @@ class World(ABC):
         if since >= self._leaves_at:
             raise WorkerLeft(f"worker {self.rank} leaves at {self._leaves_at:g} s, as scripted")
         return 0.0 if self._device is None else self._device.seconds(step, samples, since)
+
+    def codec_s(self, size_bytes: int) -> float:
+        """Seconds that the modelled device needs for the codec of numbers of so many bytes.
+
+        0 where the hardware itself does it.
+        """
+        return 0.0
 
     @abstractmethod
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> Channel:

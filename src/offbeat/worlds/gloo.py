@@ -258,7 +258,11 @@ class Channel(base.Channel):
         flat, flat_into = tensor.reshape(-1), into.view(-1)
         return self._issue(tensor, lambda group: group._allgather_base(flat_into, flat))
 
-    def all_to_all(self, tensor: Tensor, into: Tensor) -> base.Work:
+    def all_to_all(
+        self, tensor: Tensor, into: Tensor, not_before: float | None = None
+    ) -> base.Work:
+        if not_before is not None:
+            self._world.sleep_until(not_before)
         for table in (tensor, into):
             checked_rows("all_to_all", self.members, tensor.shape[1:], table)
         return self._issue(tensor, lambda group: group.alltoall_base(into, tensor, [], []))

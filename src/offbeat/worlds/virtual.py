@@ -3,13 +3,15 @@
     results = offbeat.run(train, cluster="two-slow-of-eight", seed=0)
 
 runs `train()` once per worker, each a greenlet. Compute costs what the cluster file says, messages
-cost what its network says, and everything else takes no time at all. A run is deterministic: the
-same function, cluster and seed give the same bits.
+cost what its network says, and everything else what its overhead says: nothing, by default. A run
+is deterministic: the same function, cluster and seed give the same bits.
 
 The cost model, in `offbeat.clusters`: an all-reduce begins when its last member has joined and the
 previous one on that channel has ended; it takes the time of a ring or of recursive doubling over
-the slowest link. A control value takes one latency to the store, and one back. Links do not
-contend with each other.
+the slowest link. A control value takes one latency to the store, and one back. Transfers do not
+compete for a link, unless the file says so. Overhead is charged by the verbs: `step_s` with
+compute, `exchange_s` with every collective and letter, `wake_s` where a condition has somebody go
+on.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def run(
     clock = Clock()
     network = cluster.network
     store = Store(clock, network.control_latency_s)
-    city = _City(clock, cluster, Places(clock, network), store)
+    places = Places(clock, network, cluster.overhead.exchange_s)
+    city = _City(clock, cluster, places, store)
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
@@ -113,6 +116,7 @@ class VirtualWorld(World):
         self.city = city
         self.control = city.store
         self._clock = city.clock
+        self._step_s = cluster.overhead.step_s
 
     def now(self) -> float:
         return self._clock.now
@@ -120,11 +124,21 @@ class VirtualWorld(World):
     def sleep_until(self, moment: float) -> None:
         self._clock.sleep_until(moment)
 
+    def compute_s(self, step: int, samples: float, since: float) -> float:
+        return super().compute_s(step, samples, since) + self._step_s
+
+    def codec_s(self, size_bytes: int) -> float:
+        return size_bytes / self.city.cluster.network.codec_bytes_per_s
+
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return self.city.places.open(self.rank, name, checked_members(name, members, self))
 
+    @property
+    def sent_bytes(self) -> float:
+        return self.city.places.sent_bytes
+
     def condition(self, name: str) -> base.Condition:
-        return _Condition(self._clock, name)
+        return _Condition(self._clock, name, self.city.cluster.overhead.wake_s)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
         return _Activity(self._clock, self._clock.start(self.worker, name, run))
@@ -195,9 +209,10 @@ class _Condition(base.Condition):
     to find that it must wait on.
     """
 
-    def __init__(self, clock: Clock, name: str) -> None:
+    def __init__(self, clock: Clock, name: str, wake_s: float) -> None:
         self._clock = clock
         self._name = name
+        self._wake_s = wake_s
         self._waiting: list[tuple[Parked, Callable[[], bool]]] = []
         self._notified = False
 
@@ -236,6 +251,6 @@ class _Condition(base.Condition):
         waiting, self._waiting = self._waiting, []
         for parked, predicate in waiting:
             if predicate():
-                self._clock.wake(parked)
+                self._clock.wake(parked, self._wake_s)
             elif parked.waits:
                 self._waiting.append((parked, predicate))
