@@ -13,9 +13,16 @@ from offbeat.launch.logs import Choice, LogChoices
 from offbeat.launch.plan import JOIN_S, Plan, command, node_count, worker_count
 
 WRONG = 2
+
+
+def _spelled(flag: str) -> str:
+    """torchrun's spellings: --nproc_per_node, --max-restarts."""
+    return {"max-restarts": "restart"}.get(name := flag.replace("_", "-"), name)
+
+
 SETTINGS: dict[str, Any] = {
     "allow_interspersed_args": False,  # what follows the script is the script's
-    "token_normalize_func": lambda name: name.replace("_", "-"),  # --nproc_per_node
+    "token_normalize_func": _spelled,
 }
 
 _JOB, _NODES, _OUTPUT = "Job", "Several nodes", "Output"
@@ -42,8 +49,7 @@ def launch(
     restart: Annotated[
         int,
         typer.Option(
-            "--restart",
-            "--max-restarts",
+            metavar="N",
             envvar="PET_MAX_RESTARTS",
             show_envvar=False,
             help="How often a lost worker is started again, to join the others.",
@@ -204,13 +210,13 @@ def launch(
 
     [dim]offbeat launch --nproc-per-node 4 train.py --epochs 3[/]
 
-    [dim]offbeat launch --nproc-per-node 4 --nnodes 2 --node-rank 1 --master-addr ADDRESS t.py[/]
+    [dim]offbeat launch --nnodes 2 --node-rank 1 --master-addr HOST train.py[/]
 
-    Flags may be written with _ instead of -. A script of torchrun's runs as it is: a worker that
-    fails ends the others, unless the job says that it survives; docs/launch.md.
+    A script for torchrun runs as it is: a worker that fails ends the others,
+    unless the job says that it survives. Flags may have _ in place of -.
 
-    Exit status: 0 if the workers that are left ended well; 1 if not; 2 for wrong arguments; 128 and
-    the signal's number after a signal, 130 after Ctrl-C.
+    Exit status: 0 if the workers that are left ended well, 1 if not, 2 for
+    wrong arguments; after a signal 128 and its number, so 130 after Ctrl-C.
     """
     try:
         if rdzv_endpoint:

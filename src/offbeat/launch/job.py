@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat import launched
 
+Store = TCPStore
 DEFAULT_PORT = 29500
 """torchrun's, for several nodes. On one node a free port is taken."""
 
@@ -75,7 +76,7 @@ def survival_variables(slot: Slot, attempt: int) -> dict[str, str]:
     return {**told, launched.JOIN: "1"} if attempt else told
 
 
-def host_store(port: int = 0) -> TCPStore:
+def host_store(port: int = 0) -> Store:
     """Serve the job's store in this process, so that any worker may die."""
     _refuse_taken(port)
     try:
@@ -88,6 +89,14 @@ def host_store(port: int = 0) -> TCPStore:
         )
     except RuntimeError as error:
         raise LaunchError(f"no port of this host could be opened: {error}") from None
+
+
+def reach_store(address: str, port: int) -> Store:
+    """A client of the store that another process serves."""
+    try:
+        return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
+    except RuntimeError as error:
+        raise LaunchError(f"what answers at {address}:{port} is no store: {error}") from None
 
 
 def _refuse_taken(port: int) -> None:

@@ -17,11 +17,9 @@ import socket
 import time
 from contextlib import suppress
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from offbeat.launch.commands import Command
 from offbeat.launch.guard import Guard
-from offbeat.launch.job import Slot, host_store, slots, survival_variables, variables
+from offbeat.launch.job import Slot, Store, host_store, slots, survival_variables, variables
 from offbeat.launch.logs import Logs
 from offbeat.launch.nodes import WELL, Nodes, connect, interface_of
 from offbeat.launch.plan import GRACE_S, INTERRUPT_GRACE_S, Plan
@@ -67,31 +65,36 @@ class _Launcher:
         self._lonely_until = math.inf
         """When those who wait to join, and nobody is left to let them in, are ended."""
         self._told: set[int] = set()
+        self._logs = Logs(plan.logs, plan.run_id, plan.role)
 
     def run(self) -> int:
         """From the store to the exit code."""
-        self._store, interface = self._meeting_place()
-        self._nodes = Nodes(self._store, self._plan.node, self._plan.nodes)
-        per_node = self._nodes.meet(self._plan.workers, self._plan.join_s, self._bell.pause)
-        self._environment = self._common_variables(interface)
-        self._logs = Logs(self._plan.logs, self._plan.run_id, self._plan.role)
+        try:
+            self._store, interface = self._meeting_place()
+            self._nodes = Nodes(self._store, self._plan.node, self._plan.nodes)
+            per_node = self._nodes.meet(self._plan.workers, self._plan.join_s, self._bell.pause)
+            self._environment = self._common_variables(interface)
+            self._run(slots(per_node, self._plan.node))
+        finally:
+            self._logs.close()
+        return self._exit_code()
+
+    def _run(self, places: list[Slot]) -> None:
         self._guard = Guard()
         self._nodes.watch(self._bell.ring)
         try:
             with self._crew:
-                for slot in slots(per_node, self._plan.node):
+                for slot in places:
                     self._start(slot, 0)
                 self._watch()
             self._say_end()
         finally:
             self._nodes.close()
             self._guard.close()
-            self._logs.close()
-        return self._exit_code()
 
     # --- starting --------------------------------------------------------------------------
 
-    def _meeting_place(self) -> tuple[TCPStore, str | None]:
+    def _meeting_place(self) -> tuple[Store, str | None]:
         plan = self._plan
         if plan.node == 0:
             store = host_store(plan.port)
@@ -100,9 +103,9 @@ class _Launcher:
         return store, interface_of(mine)
 
     def _common_variables(self, interface: str | None) -> dict[str, str]:
-        found = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-        if self._plan.workers == 1:
-            found = {}
+        found = {}
+        if self._plan.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+            found["OMP_NUM_THREADS"] = "1"
         if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
             found["GLOO_SOCKET_IFNAME"] = interface  # else Gloo asks for this host's name
         return found
@@ -266,9 +269,11 @@ class _Launcher:
         if self._plan.node or self._signal:
             return
         deadline = time.monotonic() + (_STORE_S if self._failed else math.inf)
-        with suppress(ToldToEndError):
+        try:
             while self._nodes.others_running() and time.monotonic() < deadline:
                 self._bell.pause(0.1)
+        except ToldToEndError as told:
+            self._signal = told.number
 
     def _exit_code(self) -> int:
         elsewhere = self._plan.node == 0 and WELL in self._nodes.ended.values()

@@ -20,13 +20,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from offbeat import launched
-from offbeat.launch.job import LaunchError
+from offbeat.launch.job import LaunchError, Store, reach_store
 
 _PREFIX = "offbeat/launch"
 BEAT_S = 0.25
@@ -37,7 +34,7 @@ Pause = Callable[[float], None]
 """Sleeps, and raises when the launcher is told to end meanwhile."""
 
 
-def connect(address: str, port: int, patience_s: float, pause: Pause) -> tuple[TCPStore, str]:
+def connect(address: str, port: int, patience_s: float, pause: Pause) -> tuple[Store, str]:
     """Reach the store of node 0 when it is there; with this host's address on the way to it."""
     deadline = time.monotonic() + patience_s
     while True:
@@ -55,10 +52,7 @@ def connect(address: str, port: int, patience_s: float, pause: Pause) -> tuple[T
                     f"--node-rank 0 --master-port {port}, and look at firewalls"
                 ) from None
         pause(0.2)
-    try:
-        return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60)), mine
-    except RuntimeError as error:
-        raise LaunchError(f"what answers at {address}:{port} is no store: {error}") from None
+    return reach_store(address, port), mine
 
 
 def interface_of(address: str) -> str | None:
@@ -76,7 +70,7 @@ def interface_of(address: str) -> str | None:
 class Nodes:
     """What one launcher knows of the others."""
 
-    def __init__(self, store: TCPStore, node: int, nodes: int) -> None:
+    def __init__(self, store: Store, node: int, nodes: int) -> None:
         self._store: Any = store
         self.node = node
         self.nodes = nodes

@@ -102,8 +102,8 @@ class Stream:
                 self._take(chunk)
             if self._rest:
                 self._line(self._rest + (b"\n" if self._prefix else b""))
-        except BrokenPipeError:
-            pass  # nobody reads any more: the worker is told by its own next write
+        except OSError:
+            pass  # nobody reads any more: the worker is told so by its own next write
         finally:
             os.close(self._read_end)
             if self._file is not None:
@@ -115,8 +115,7 @@ class Stream:
         return b""
 
     def _take(self, chunk: bytes) -> None:
-        if self._file is not None:
-            self._file.write(chunk)
+        self._keep(chunk)
         words = self._rest + chunk
         end = words.rfind(b"\n")
         if not self._prefix:
@@ -128,6 +127,16 @@ class Stream:
         self._remember(lines)
         if whole:
             self._show(b"".join(self._prefix + line for line in lines))
+
+    def _keep(self, chunk: bytes) -> None:
+        """Write it to the file, if there is one; a full disk does not end the training."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(chunk)
+        except OSError as error:
+            say(f"{self._file.name} is written no further: {error.strerror}")
+            self._file = None
 
     def _line(self, line: bytes) -> None:
         self._remember([line])
