@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,6 +118,23 @@ def test_a_full_disk_is_said() -> None:
     with pytest.raises(ReportError, match="No space left on device; what was there is kept"):
         file.append({"kind": "campaign"})
     file.close()
+
+
+def test_a_disk_that_is_full_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    file = ResultsFile(path)
+    file.append({"kind": "campaign"})
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))  # half of a line fits
+    try:
+        with pytest.raises(ReportError, match="what was there is kept, and the same command"):
+            file.append({"kind": "tuned", "label": "sync"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    file.append({"kind": "tuned"})
+    file.close()
+    assert kinds(path) == {"campaign": 1, "tuned": 1}
 
 
 @pytest.mark.parametrize(
