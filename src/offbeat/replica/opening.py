@@ -23,7 +23,7 @@ from offbeat.rounds import (
     Rules,
     SumOverAll,
 )
-from offbeat.worlds import World
+from offbeat.worlds import Channel, World
 
 
 class Opening(MicroBatch):
@@ -60,7 +60,7 @@ class Opening(MicroBatch):
         self._bucket_bytes = bucket_bytes
         self.buffers = dict(buffers or {})
         self.overlap = Overlap(self)
-        self.models = world.channel(name)  # the program's own, between rounds
+        self._models = world.channel(name)
         self.choose: Callable[[Measured], int] | None = None
         self.optimizer, self.clip_norm = optimizer, clip_norm
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
@@ -117,6 +117,11 @@ class Opening(MicroBatch):
             exchange=exchange,
             begin=False,
         )
+        if self.world.survives and not self.engine.repeats:
+            raise ValueError(
+                "survive=True: what this method's rounds exchange cannot be exchanged again yet "
+                "when a worker is lost; attach with survive=False, or take another method"
+            )
         self.overlap.on &= early
         self.engine.early = self.overlap if self.overlap.on else None
         self.engine.merge = self.shift or self.step_merge
@@ -127,6 +132,13 @@ class Opening(MicroBatch):
             if not self.shift.common:
                 self.means = Means(self.world, self.name, layout, self.shift.read)
                 self.shift.guard = self.means.guard
+
+    @property
+    def models(self) -> Channel:
+        """The program's own channel, between rounds, to all members."""
+        if self._models.epoch != self.world.epoch:
+            self._models = self.world.channel(self.name)
+        return self._models
 
     @property
     def drifts(self) -> bool:

@@ -46,7 +46,11 @@ class RealWorld(ThreadedWorld):
     control: Control
 
     def __init__(
-        self, cluster: Cluster | None = None, seed: int = 0, time_out_s: float = 1800.0
+        self,
+        cluster: Cluster | None = None,
+        seed: int = 0,
+        time_out_s: float = 1800.0,
+        survivors: int | None = None,
     ) -> None:
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
@@ -79,6 +83,9 @@ class RealWorld(ThreadedWorld):
             self.barrier("begin", self.size)  # paced devices count from one moment
             self._began += self.now()
         ending.guard(self)
+
+    def control_in_epoch(self) -> base.Control:
+        return self.control
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         self.check()

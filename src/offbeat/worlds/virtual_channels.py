@@ -21,7 +21,7 @@ from offbeat.errors import WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.tasks import Parked
+from offbeat.worlds.tasks import Parked, Worker
 
 Combine = Callable[[list[Tensor], list[Tensor]], None]
 """Fill the second list's tensors, or the first's own, from those of the first, all by member."""
@@ -42,14 +42,16 @@ class Places:
         self.network = network
         self._open: defaultdict[tuple[str, tuple[int, ...]], list[Place]] = defaultdict(list)
 
-    def open(self, rank: int, name: str, members: tuple[int, ...]) -> Channel:
+    def open(self, worker: Worker, name: str, members: tuple[int, ...]) -> Channel:
         """The worker's n-th channel of this name meets the n-th one of the others."""
+        rank = worker.rank
+        name = f"{name} of epoch {worker.epoch}" if worker.epoch else name
         places = self._open[name, members]
         place = next((each for each in places if rank not in each.opened), None)
         if place is None:
-            places.append(place := Place(name, members))
+            places.append(place := Place(name, members, worker.epoch))
         place.opened.add(rank)
-        return Channel(self, place, rank)
+        return Channel(self, place, worker)
 
     def leave(self, place: Place) -> None:
         """One more member is done with it; forget it after the last one."""
@@ -67,10 +69,11 @@ class Places:
 class Place:
     """What the members of one channel share."""
 
-    __slots__ = ("boxes", "ends", "left", "meetings", "members", "name", "opened")
+    __slots__ = ("boxes", "ends", "epoch", "left", "meetings", "members", "name", "opened")
 
-    def __init__(self, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, name: str, members: tuple[int, ...], epoch: int = 0) -> None:
         self.name = name
+        self.epoch = epoch
         self.members = members
         self.opened: set[int] = set()
         self.left = 0
@@ -82,14 +85,16 @@ class Place:
 class Channel(base.Channel):
     """One member's end of a channel."""
 
-    def __init__(self, places: Places, place: Place, rank: int) -> None:
+    def __init__(self, places: Places, place: Place, worker: Worker) -> None:
         self.members = place.members
+        self.epoch = place.epoch
+        self._worker = worker
         self._places = places
         self._clock = places.clock
         self._network = places.network
         self._place = place
-        self._rank = rank
-        self._at = place.members.index(rank)
+        self._rank = worker.rank
+        self._at = place.members.index(worker.rank)
         self._issued = 0
         self._closed = False
 
@@ -122,7 +127,7 @@ class Channel(base.Channel):
         return _Sent(self._clock, 0.0)
 
     def recv(self, tensor: Tensor, source: int) -> base.Work:
-        return _Received(self._clock, self._checked(), source, self._rank, tensor)
+        return _Received(self._clock, self._checked(), source, self._worker, tensor)
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> base.Work:
         checked_peers(self._rank, self.members, outgoing, incoming)
@@ -139,6 +144,8 @@ class Channel(base.Channel):
             raise WorldError(
                 f"worker {self._rank} uses channel {self._place.name!r} after it has closed it"
             )
+        if self._worker.epoch != self._place.epoch:
+            raise self._worker.over()
         return self._place
 
     def _post(self, outgoing: Mapping[int, Tensor]) -> float:
@@ -191,6 +198,7 @@ class _Meeting:
         *("_clock", "_ended", "_first", "_number", "_place", "_waiting"),
         *("dtype", "intos", "missing", "ready", "shape", "tensors", "what"),
     )
+    breaks = True  # with its epoch
 
     def __init__(self, clock: Clock, place: Place, number: int, what: str, tensor: Tensor) -> None:
         count = len(place.members)
@@ -226,6 +234,8 @@ class _Meeting:
 
     def wait(self) -> None:
         while not self._ended:
+            if (task := self._clock.current) and task.worker.epoch != self._place.epoch:
+                raise task.worker.over()
             parked = self._clock.park(self)
             self._waiting.append(parked)
             self._clock.blocked(parked)
@@ -284,9 +294,15 @@ class _Box:
 
 
 class _Received:
-    def __init__(self, clock: Clock, place: Place, source: int, rank: int, tensor: Tensor) -> None:
+    breaks = True  # with its epoch
+
+    def __init__(
+        self, clock: Clock, place: Place, source: int, worker: Worker, tensor: Tensor
+    ) -> None:
         self._clock = clock
-        self._box = place.boxes[source, rank]
+        self._worker = worker
+        self._epoch = place.epoch
+        self._box = place.boxes[source, worker.rank]
         self._number = self._box.asked
         self._box.asked += 1
         self._tensor: Tensor | None = tensor
@@ -296,6 +312,8 @@ class _Received:
         if self._tensor is None:
             return
         while self._number not in self._box.letters:
+            if self._worker.epoch != self._epoch:
+                raise self._worker.over()
             parked = self._clock.park(self)
             self._box.waiting.append(parked)
             self._clock.blocked(parked)
