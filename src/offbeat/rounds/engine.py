@@ -53,8 +53,8 @@ from offbeat.rounds.agreement import agree
 from offbeat.rounds.exchange import MakeExchange, SumOverAll
 from offbeat.rounds.header import HERE, LEFT, PAUSED
 from offbeat.rounds.layout import Layout
-from offbeat.rounds.pile import Pile
 from offbeat.rounds.members import Members
+from offbeat.rounds.pile import Pile
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Rules

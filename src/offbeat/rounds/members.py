@@ -132,9 +132,9 @@ class Members(Presence):
 
     def _without_lost(self, members: tuple[int, ...]) -> None:
         """Have nobody wait for who is lost; under lock."""
-        round, active, due = self._following
+        number, active, due = self._following
         active = tuple(rank for rank in active if rank in members)
-        self._following = round, active, due & frozenset(members)
+        self._following = number, active, due & frozenset(members)
         self._absent = {rank: since for rank, since in self._absent.items() if rank in members}
         if isinstance(self._rules.quorum, float) and self._choose is None:
             self._quorum = told.quorum_of(self._rules.quorum, len(members))
@@ -147,13 +147,13 @@ class Members(Presence):
     def _say_lost(self, took_s: float) -> None:
         """One line for a person, and one for the records."""
         world = self._world
-        left, size, round = len(world.members), world.size, self.knows_rounds
+        left, size, number = len(world.members), world.size, self.knows_rounds
         if world.rank == world.members[0]:
             logger.warning(
                 "%s; %d of %d workers go on, after %.3f s", world.loss, left, size, took_s
             )
         if world.records is not None:
-            facts = {"words": world.loss, "workers": left, "took_s": took_s, "round": round}
+            facts = {"words": world.loss, "workers": left, "took_s": took_s, "round": number}
             world.records({"kind": "lost", "rank": world.rank, "at_s": world.now(), **facts})
 
     def _say_again(self) -> None:

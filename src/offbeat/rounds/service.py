@@ -90,9 +90,7 @@ class Service(State):
         """Wait for a program that must come for rounds before there is room for one; under lock."""
         if self.log.full and self.merge and self._is_awaited():
             self._wants_room = True
-            self._state.wait_for(
-                lambda: not self.log.full or not self._is_awaited() or self._over
-            )
+            self._state.wait_for(lambda: not self.log.full or not self._is_awaited() or self._over)
             self._wants_room = False
 
     def _is_awaited(self) -> bool:

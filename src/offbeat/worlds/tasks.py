@@ -33,8 +33,8 @@ class Task:
     """A greenlet of a worker: its main program or a background activity."""
 
     __slots__ = (
-        "done",
         "broken",
+        "done",
         "draws",
         "ending",
         "greenlet",
