@@ -36,6 +36,7 @@ from offbeat.errors import EpochOver, WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 
 T = TypeVar("T")
+HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
 Op = Literal["sum", "max", "min"]
 
 

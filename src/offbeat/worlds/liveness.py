@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from offbeat.errors import ClosedError, WorkerLostError
-from offbeat.worlds.base import Activity
+from offbeat.worlds.base import HOW_TO_SURVIVE, Activity
 from offbeat.worlds.gloo import Groups, wait_for_c10d
 from offbeat.worlds.store import LONG, Clients
 
@@ -123,7 +123,7 @@ class Liveness:
             self._world.failed(
                 WorkerLostError(
                     f"worker {rank} was lost ({reason}); "
-                    f"seen by worker {self._world.rank} of {self._world.size}",
+                    f"seen by worker {self._world.rank} of {self._world.size}. {HOW_TO_SURVIVE}",
                     rank=int(rank),
                 )
             )

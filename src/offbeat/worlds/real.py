@@ -71,7 +71,8 @@ class RealWorld(ThreadedWorld):
         self._openings: Counter[str] = Counter()
         _opened += 1
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
-        self.waits_for: set[str] = set()
+        self.waits_for: set[tuple[str, int]] = set()
+        """The keys that this worker's threads wait for, and the epoch in which they began."""
         self.control = Control(self, self.clients)
         self.connecting = self.condition("the other members, to connect")
         self.waiters = Waiters()
@@ -135,7 +136,7 @@ class RealWorld(ThreadedWorld):
             groups.break_off()
             self._groups.remove(groups)
         self._interrupt()
-        self.control.wake_all()
+        self.control.wake_all(before=self.epoch)
         return True
 
     def _interrupt(self) -> None:

@@ -11,6 +11,7 @@ at the value: 25 us more than to wait alone.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -108,12 +109,12 @@ class Control(base.Control):
         self._world.check()
         key, waits_for = f"key/{key}", self._world.waits_for
         epoch = self._world.epoch if self._epoch is None else self._epoch
-        waits_for.add(key)
+        waits_for.add((key, epoch))
         try:
             self._check(epoch)  # the loss may have come before it could see this key
             value = self._clients.get(key)
         finally:
-            waits_for.discard(key)
+            waits_for.discard((key, epoch))
         self._check(self._epoch)
         if value == _WAKE:
             raise self._world.verdict_on(RuntimeError(f"woken from waiting for {key!r}"), epoch)
@@ -130,11 +131,12 @@ class Control(base.Control):
         self._check(self._epoch)
         self._clients.mine().delete_key(f"key/{key}")
 
-    def wake_all(self) -> None:
-        """End every wait of this worker: it has failed, and they will see that."""
+    def wake_all(self, before: float = math.inf) -> None:
+        """End every wait of this worker that began before that epoch: it will see why."""
         client = self._clients.mine()
-        for key in list(self._world.waits_for):
-            client.set(key, _WAKE)
+        for key, epoch in list(self._world.waits_for):
+            if epoch < before:
+                client.set(key, _WAKE)
 
 
 class _Pool:

@@ -26,7 +26,7 @@ from offbeat.clusters import Cluster, draws
 from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
-from offbeat.worlds.base import World, checked_members, too_few
+from offbeat.worlds.base import HOW_TO_SURVIVE, World, checked_members, too_few
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
@@ -139,6 +139,8 @@ class VirtualWorld(World):
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, in case that the program catches the error and ends quietly."""
+        if not self.worker.alive:  # it crashes, and its program unwinds
+            return
         self._clock.end_at(self._clock.now, self._end_activities)
         if not isinstance(error, WorkerLostError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
@@ -146,6 +148,7 @@ class VirtualWorld(World):
     def lost(self, error: WorkerLostError) -> None:
         """Hear of a loss: this worker's epoch, or its run, is over."""
         if not self.survives:
+            error = WorkerLostError(f"{error}. {HOW_TO_SURVIVE}", rank=error.rank)
             self._clock.interrupt(self.worker, error)
             return
         members = self.city.members
