@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import math
+import os
 from collections.abc import Iterator
 
 from torch import nn
@@ -97,3 +98,15 @@ def _reducers() -> Iterator[DistributedDataParallel]:
         for each in gc.get_referrers(*kinds):
             if issubclass(type(each), DistributedDataParallel):
                 yield each
+
+
+def survives(asked: bool | None, min_workers: int) -> bool:
+    """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says."""
+    if isinstance(min_workers, bool) or not isinstance(min_workers, int) or min_workers < 1:
+        raise ValueError(f"min_workers must be a number of workers above 0, got {min_workers!r}")
+    if asked is not None:
+        return bool(asked)
+    text = os.environ.get("OFFBEAT_SURVIVE", "") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"OFFBEAT_SURVIVE must be 0 or 1, got {text!r}")
+    return text == "1"

@@ -22,7 +22,7 @@ from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
 from offbeat.alike import alike, average_buffers
-from offbeat.arguments import check_arguments
+from offbeat.arguments import check_arguments, survives
 from offbeat.attached import Attached, attached_to
 from offbeat.clusters import Cluster
 from offbeat.codecs import Codec, chosen
@@ -45,6 +45,8 @@ def attach(
     nonfinite: Literal["raise", "skip"] = "raise",
     bucket_bytes: int = BUCKET_BYTES,
     codec: Codec | Literal["auto"] | None = None,
+    survive: bool | None = None,
+    min_workers: int = 1,
     pace: Cluster | str | None = None,
     seed: int | None = None,
 ) -> Attachment:
@@ -64,6 +66,9 @@ def attach(
         bucket_bytes: how much is reduced at a time while backward runs.
         codec: what makes fewer bytes of what rounds sum up, such as `offbeat.Int8()`; "auto"
             measures whether that pays, on this job's network, and again when that changes.
+        survive: go on without a worker that is lost, see docs/survival.md. If None, as
+            $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
+        min_workers: with fewer than these left, everybody raises it all the same.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
@@ -75,7 +80,8 @@ def attach(
     codec = chosen(codec)
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
-    world = enter_world(pace, seed)
+    survive = survives(survive, min_workers)
+    world = enter_world(pace, seed, min_workers if survive else None)
     try:
         algorithm.check(world.size)
         if codec is not None:
@@ -234,7 +240,8 @@ class Attachment(Attached):
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
         with self._world.elsewhere("dp.replicas_identical()"):
-            return alike(self._channel, self._model)
+            number = next(self._comparisons)
+            return self._together(f"alike-{number}", lambda: alike(self._channel, self._model))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
@@ -265,9 +272,8 @@ class Attachment(Attached):
             return
         try:
             with self._others_away():
-                self._serve_others()
-                average_buffers(self._channel, self._model)
-                self._stats.replicas_identical = alike(self._channel, self._model)
+                note = self._serve_others()
+                self._together("end", lambda: self._compare(note))
         except BaseException as error:
             self.abandon(error)
             raise
@@ -281,6 +287,12 @@ class Attachment(Attached):
             if self.algorithm.identical:
                 raise ReplicasDifferError(differ)
             warnings.warn(differ, stacklevel=2)
+
+    def _compare(self, note: Callable[[], None]) -> None:
+        """All have left: see what that has cost, and whether they are alike."""
+        note()
+        average_buffers(self._channel, self._model)
+        self._stats.replicas_identical = alike(self._channel, self._model)
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on, and leave without them."""

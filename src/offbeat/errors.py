@@ -12,6 +12,7 @@
     ├── ScheduleError                     a scheduler that ends before training does
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
+    │   │   └── EpochOver                 the same, where the others go on without it
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
@@ -108,6 +109,13 @@ class WorkerLostError(WorldError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class EpochOver(WorkerLostError):  # noqa: N818 - an event, not an error
+    """The members have changed, and what was opened among the former ones is of no more use.
+
+    What lives through a loss catches it, and begins anew among those who are left: members.py.
+    """
 
 
 class ClosedError(WorldError):
