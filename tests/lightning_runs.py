@@ -162,6 +162,10 @@ def terminated(folder: str) -> dict[str, Any]:
 
 
 class _TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
     def configure_optimizers(self) -> Any:
         return [
             torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.body[0], self.body[2])

@@ -63,7 +63,8 @@ def arguments(folder: str, **settings: Any) -> TrainingArguments:
     settings = {
         "num_train_epochs": 2,
         "per_device_train_batch_size": 2,
-        "learning_rate": 0.01,
+        "learning_rate": 0.1,
+        "optim": "sgd",  # Adam divides small gradients by small ones: the last bit comes first
         "save_strategy": "no",
         "logging_steps": 1,
         **settings,

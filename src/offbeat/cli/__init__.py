@@ -14,6 +14,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
+from offbeat.cli.doctor import doctor
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -51,6 +52,7 @@ def _load(cluster: str) -> Cluster:
 
 
 app.command()(profile)
+app.command()(doctor)
 
 
 @app.callback()

@@ -213,7 +213,6 @@ class Offbeat(_Base):
         logs["learning_rate"] = self._get_learning_rate() if rate is None else rate
         self._total_loss_scalar += loss
         self._globalstep_last_logged = self.state.global_step
-        self.store_flos()
         self.log(logs, began)
 
     def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
