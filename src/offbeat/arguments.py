@@ -55,7 +55,7 @@ def check_arguments(
             f"scheduler must be an LRScheduler whose step() needs no metric, "
             f"got {type(scheduler).__name__}"
         )
-    if scheduler is not None and scheduler.optimizer is not optimizer:
+    if scheduler is not None and optimizer not in _held(scheduler.optimizer):
         raise ValueError("scheduler belongs to another optimizer than the one to attach")
     check_choice("schedule_by", schedule_by, KINDS)
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
@@ -63,6 +63,11 @@ def check_arguments(
     check_choice("nonfinite", nonfinite, ("raise", "skip"))
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+
+
+def _held(optimizer: object) -> list[object]:
+    """An optimizer, and the one in it, if it is a framework's wrapper."""
+    return [optimizer, getattr(optimizer, "optimizer", None)]
 
 
 def _check_not_wrapped(model: nn.Module) -> None:
@@ -82,6 +87,11 @@ def _check_not_wrapped(model: nn.Module) -> None:
                 "model is inside a DistributedDataParallel wrapper, which goes on reducing its "
                 "gradients: do not wrap it, and make the optimizer of plain parameters"
             )
+
+
+def wraps_anything() -> bool:
+    """Say whether a DistributedDataParallel wrapper lives in this process."""
+    return any(True for _ in _reducers())
 
 
 def _reducers() -> Iterator[DistributedDataParallel]:

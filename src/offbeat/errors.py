@@ -20,7 +20,8 @@
 
     UserWarning
     ├── StuckWarning                      a collective of the program's own that some never call
-    └── PortingWarning                    a line that means something else than with DDP
+    ├── PortingWarning                    a line that means something else than with DDP
+    └── HiddenWaitWarning                 what has workers wait though their method does not
 
 A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
 """
@@ -140,3 +141,7 @@ class StuckWarning(UserWarning):
 
 class PortingWarning(UserWarning):
     """A line of the program means something else here than with DistributedDataParallel."""
+
+
+class HiddenWaitWarning(UserWarning):
+    """Something has workers wait though their method does not: said by `attach(..., warn=True)`."""
