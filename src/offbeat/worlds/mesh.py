@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _VERDICT_S = 10.0
 _CONNECT_S = 60.0
+_COME = timedelta(minutes=30)  # how long others may take to attach
 _BEAT_S = 0.25
 _DEPART = timedelta(seconds=60)
 
@@ -78,7 +79,7 @@ class Mesh:
             self._here, self._there = socket.socketpair()
             try:
                 self._connect()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
                 raise WorkerLostError(
                     f"worker {self._world.rank} could not connect to all of the "
                     f"{self._world.size} workers: {error}"
@@ -132,16 +133,18 @@ class Mesh:
     def _connect(self) -> None:
         """Every worker calls those below it, and is called by those above."""
         world, client = self._world, self._clients.mine()
+        everyone = [f"mesh/{rank}" for rank in world.members]
         with socket.create_server((_own_address(), 0), backlog=world.size) as server:
             server.settimeout(_CONNECT_S)
             host, port = server.getsockname()[:2]
             client.set(f"mesh/{world.rank}", f"{host} {port}")
-            for rank in range(world.rank):
-                host, port = self._clients.get(f"mesh/{rank}").decode().split()
+            client.wait(everyone, _COME)
+            for rank in (each for each in world.members if each < world.rank):
+                host, port = bytes(client.get(f"mesh/{rank}")).decode().split()
                 peer = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
                 peer.sendall(struct.pack("!i", world.rank))
                 self._peers[rank] = peer
-            while len(self._peers) < world.size - 1:
+            while len(self._peers) < len(world.members) - 1:
                 peer = server.accept()[0]
                 peer.settimeout(_CONNECT_S)
                 (rank,) = struct.unpack("!i", peer.recv(4, socket.MSG_WAITALL))

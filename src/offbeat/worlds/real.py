@@ -37,6 +37,7 @@ from offbeat.worlds.waiters import Waiters
 _SMALL_BYTES, _SMALL_BYTES_ON_ONE_HOST = 2**16, 3 * 2**19
 _opened = 0
 _made_default_group = False
+_lost: set[int] = set()  # by the worlds of this process, which the others went on without
 
 
 def under_torchrun() -> bool:
@@ -80,17 +81,18 @@ class RealWorld(ThreadedWorld):
         self._liveness: Liveness | Mesh | None = None
         if survivors is not None:
             self.survives, self.min_workers = True, survivors
+        self.members = tuple(rank for rank in self.members if rank not in _lost)
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
         self.control.add("within one host", int(within_one))
-        if self.size > 1:
+        if len(self.members) > 1:
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
-        agreed = self.control.add("within one host", 0) == self.size
+        agreed = self.control.add("within one host", 0) == len(self.members)
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
         self._own = OwnCollectives(self)
         if cluster is not None:
-            self.barrier("begin", self.size)  # paced devices count from one moment
+            self.barrier("begin", len(self.members))  # paced devices count from one moment
             self._began += self.now()
         ending.guard(self)
 
@@ -125,6 +127,7 @@ class RealWorld(ThreadedWorld):
             self.failed(too_few(error, members, self.min_workers))
             return False
         self.loss, self._lost = words, lost
+        _lost.add(lost)
         before = [groups for groups in self._groups if groups.epoch <= self.epoch]
         channels = [channel for channel in self._channels if channel.epoch <= self.epoch]
         self._retired.clear()
@@ -203,7 +206,7 @@ class RealWorld(ThreadedWorld):
                 self._interrupt()
                 self.control.wake_all()
             else:
-                self.barrier("close", self.size)
+                self.barrier("close", len(self.members))
             self._liveness.close()
         super().close()
         self.clients.give_back()
