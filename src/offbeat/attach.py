@@ -45,6 +45,7 @@ def attach(
     bucket_bytes: int = BUCKET_BYTES,
     survive: bool | None = None,
     min_workers: int = 1,
+    freeze_s: float | None = None,
     pace: Cluster | str | None = None,
     seed: int | None = None,
 ) -> Attachment:
@@ -65,6 +66,8 @@ def attach(
         survive: go on without a worker that is lost, see docs/survival.md. If None, as
             $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
         min_workers: with fewer than these left, everybody raises it all the same.
+        freeze_s: with `survive`, on real processes, the others go on without a worker that is
+            silent for so long: it is frozen, or its interpreter is. None: it is waited for.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
@@ -75,8 +78,8 @@ def attach(
     )
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
-    survive = survives(survive, min_workers)
-    world = enter_world(pace, seed, min_workers if survive else None)
+    survive = survives(survive, min_workers, freeze_s)
+    world = enter_world(pace, seed, min_workers if survive else None, freeze_s)
     try:
         algorithm.check(world.size)
         schedule = Schedule(scheduler, schedule_by, world.size * algorithm.round_steps)

@@ -79,6 +79,7 @@ class Attached(ABC):
                 "bucket_bytes": bucket_bytes,
                 "survive": world.survives,
                 "min_workers": world.min_workers,
+                "freeze_s": world.freeze_s,
                 "parameters": [
                     f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
                     for name, parameter in zip(names, parameters, strict=True)

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from offbeat.errors import ClosedError, WorkerLostError
-from offbeat.worlds.base import HOW_TO_SURVIVE, Activity
+from offbeat.worlds.base import Activity
+from offbeat.worlds.checked import HOW_TO_SURVIVE
 from offbeat.worlds.gloo import Groups, wait_for_c10d
 from offbeat.worlds.store import LONG, Clients
 

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, WorkerLostError
 from offbeat.worlds import base, ending
-from offbeat.worlds.base import checked_members, stuck_s, too_few
+from offbeat.worlds.base import stuck_s
+from offbeat.worlds.checked import checked_members, too_few
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
 from offbeat.worlds.mesh import Mesh
@@ -56,6 +57,7 @@ class RealWorld(ThreadedWorld):
         seed: int = 0,
         time_out_s: float = 1800.0,
         survivors: int | None = None,
+        freeze_s: float | None = None,
     ) -> None:
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
@@ -80,7 +82,7 @@ class RealWorld(ThreadedWorld):
         self._lost: int | None = None
         self._liveness: Liveness | Mesh | None = None
         if survivors is not None:
-            self.survives, self.min_workers = True, survivors
+            self.survives, self.min_workers, self.freeze_s = True, survivors, freeze_s
         self.members = tuple(rank for rank in self.members if rank not in _lost)
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")

@@ -19,7 +19,8 @@ from torch import Tensor
 from offbeat.clusters.network import Network
 from offbeat.errors import WorldError
 from offbeat.worlds import base
-from offbeat.worlds.base import Op, checked_peers, checked_rows
+from offbeat.worlds.base import Op
+from offbeat.worlds.checked import checked_peers, checked_rows
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Worker
 
