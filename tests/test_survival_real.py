@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 
 pytestmark = pytest.mark.real
@@ -111,3 +112,34 @@ def test_a_worker_that_raises_is_lost_to_the_others() -> None:
     zero, one, two = processes(_fails, 3, check=False)
     assert isinstance(one.error, KeyError)
     assert zero.result == two.result == "went on"
+
+
+def _freezes(freeze_s: float) -> str:
+    """Worker 1 stops itself, and a child of it wakes it up again, long after."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with offbeat.attach(
+        model, optimizer, offbeat.EagerSGD("majority"), survive=True, freeze_s=freeze_s
+    ) as dp:
+        if dp.rank == 1:
+            me = os.getpid()
+            if os.fork() == 0:
+                time.sleep(0.1)
+                os.kill(me, signal.SIGSTOP)
+                time.sleep(3 * freeze_s)
+                os.kill(me, signal.SIGCONT)
+                os._exit(0)
+        for _ in dp.until(seconds=5 * freeze_s):
+            model(torch.randn(4, 40)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+    assert dp.stats().replicas_identical
+    return "went on"
+
+
+def test_a_frozen_worker_is_expelled_and_hears_of_it_when_it_wakes_up() -> None:
+    zero, one, two = processes(_freezes, 3, 0.5, check=False)
+    assert zero.result == two.result == "went on", (zero.error, two.error)
+    assert isinstance(one.error, WorkerLostError)
+    assert one.error.rank == 1
+    assert "silent for" in str(one.error)

@@ -19,10 +19,9 @@ from torch._C._distributed_c10d import Work as C10dWork
 from torch.distributed.distributed_c10d import PrefixStore
 
 from offbeat.errors import ClosedError
-from offbeat.worlds import base
+from offbeat.worlds import base, gloo_devices
 from offbeat.worlds.base import Op
 from offbeat.worlds.checked import checked_peers, checked_rows
-from offbeat.worlds.gloo_devices import ports
 from offbeat.worlds.sockets import Sockets, cut, end, noting
 from offbeat.worlds.store import Control
 
@@ -110,7 +109,7 @@ class Groups:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self.time_out
             return dist.ProcessGroupNCCL(store, rank, size, options)
-        group = dist.ProcessGroupGloo(store, rank, size, options())
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_devices.options())
         group._set_default_timeout(self.time_out)  # of collectives; other waits say their own
         return group
 
@@ -151,7 +150,7 @@ class Groups:
         Whoever drops a group waits for Gloo's thread to look up, which it does every 10 ms, once
         for each connection. That thread itself closes at once those which it finds ended.
         """
-        end(self._sockets, ports)
+        end(self._sockets, gloo_devices.ports)
         self.drop()
 
     def break_off(self) -> None:

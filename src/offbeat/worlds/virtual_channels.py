@@ -87,8 +87,7 @@ class Channel(base.Channel):
     """One member's end of a channel."""
 
     def __init__(self, places: Places, place: Place, worker: Worker) -> None:
-        self.members = place.members
-        self.epoch = place.epoch
+        self.members, self.epoch = place.members, place.epoch
         self._worker = worker
         self._places = places
         self._clock = places.clock
@@ -301,8 +300,7 @@ class _Received:
         self, clock: Clock, place: Place, source: int, worker: Worker, tensor: Tensor
     ) -> None:
         self._clock = clock
-        self._worker = worker
-        self._epoch = place.epoch
+        self._worker, self._epoch = worker, place.epoch
         self._box = place.boxes[source, worker.rank]
         self._number = self._box.asked
         self._box.asked += 1
