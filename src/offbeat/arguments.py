@@ -110,10 +110,14 @@ def _reducers() -> Iterator[DistributedDataParallel]:
                 yield each
 
 
-def survives(asked: bool | None, min_workers: int) -> bool:
+def survives(asked: bool | None, min_workers: int, freeze_s: float | None) -> bool:
     """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says."""
     if isinstance(min_workers, bool) or not isinstance(min_workers, int) or min_workers < 1:
         raise ValueError(f"min_workers must be a number of workers above 0, got {min_workers!r}")
+    if freeze_s is not None and not (isinstance(freeze_s, int | float) and freeze_s > 0):
+        raise ValueError(f"freeze_s must be a number of seconds above 0, or None, got {freeze_s!r}")
+    if freeze_s is not None and asked is False:
+        raise ValueError("freeze_s needs survive=True: nobody goes on without a frozen worker")
     if asked is not None:
         return bool(asked)
     text = os.environ.get("OFFBEAT_SURVIVE", "") or "0"

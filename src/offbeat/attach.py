@@ -48,6 +48,7 @@ def attach(
     codec: Codec | Literal["auto"] | None = None,
     survive: bool | None = None,
     min_workers: int = 1,
+    freeze_s: float | None = None,
     pace: Cluster | str | None = None,
     seed: int | None = None,
     warn: bool = False,
@@ -71,6 +72,8 @@ def attach(
         survive: go on without a worker that is lost, see docs/survival.md. If None, as
             $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
         min_workers: with fewer than these left, everybody raises it all the same.
+        freeze_s: with `survive`, on real processes, the others go on without a worker that is
+            silent for so long: it is frozen, or its interpreter is. None: it is waited for.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
@@ -84,8 +87,8 @@ def attach(
     codec = chosen(codec)
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
-    survive = survives(survive, min_workers)
-    world = enter_world(pace, seed, min_workers if survive else None)
+    survive = survives(survive, min_workers, freeze_s)
+    world = enter_world(pace, seed, min_workers if survive else None, freeze_s)
     try:
         algorithm.check(world.size)
         if codec is not None:

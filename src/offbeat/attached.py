@@ -83,6 +83,7 @@ class Attached(ABC):
                 "the codec": repr(codec),
                 "survive": world.survives,
                 "min_workers": world.min_workers,
+                "freeze_s": world.freeze_s,
                 "parameters": [
                     f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
                     for name, parameter in zip(names, parameters, strict=True)

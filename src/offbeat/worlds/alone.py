@@ -9,7 +9,8 @@ from torch import Tensor
 
 from offbeat.clusters import Cluster
 from offbeat.worlds import base
-from offbeat.worlds.base import Op, checked_members, checked_peers, checked_rows
+from offbeat.worlds.base import Op
+from offbeat.worlds.checked import checked_members, checked_peers, checked_rows
 from offbeat.worlds.threads import ThreadedWorld
 
 

@@ -24,7 +24,7 @@ import itertools
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
@@ -32,11 +32,10 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.errors import EpochOver, WorkerLeft, WorkerLostError
+from offbeat.errors import EpochOver, WorkerLeft
 from offbeat.records import Sink
 
 T = TypeVar("T")
-HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
 Op = Literal["sum", "max", "min"]
 
 
@@ -204,6 +203,8 @@ class World(ABC):
         """Whether the others go on when a worker is lost."""
         self.min_workers = 1
         """With how few of them."""
+        self.freeze_s: float | None = None
+        """After how long a silence they go on without a worker."""
         self.loss = ""
         """What has ended the epoch before this one, in words."""
         self.regroups: list[Regrouping] = []
@@ -336,52 +337,3 @@ class World(ABC):
 def everyone(size: int) -> tuple[int, ...]:
     """One tuple for all the workers of a virtual run."""
     return tuple(range(size))
-
-
-def checked_members(name: str, members: tuple[int, ...] | None, world: World) -> tuple[int, ...]:
-    """Return the members of a new channel, in order, or say what is wrong with them."""
-    if members is None:
-        return world.members
-    chosen = tuple(sorted(set(members)))
-    if len(chosen) != len(members):
-        raise ValueError(f"channel {name!r} names a worker twice: {members}")
-    if strangers := [member for member in chosen if member not in world.members]:
-        raise ValueError(
-            f"channel {name!r} names workers {strangers}, "
-            f"but the cluster has the {len(world.members)} workers {_ranges(world.members)}"
-        )
-    if world.rank not in chosen:
-        raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
-    return chosen
-
-
-def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> WorkerLostError:
-    """What ends the run of those who are left."""
-    return WorkerLostError(
-        f"{loss}; {len(members)} of the workers are left, and min_workers is {least}: the run ends",
-        rank=loss.rank,
-    )
-
-
-def _ranges(ranks: tuple[int, ...]) -> str:
-    run = ranks == everyone(len(ranks))
-    return f"0..{len(ranks) - 1}" if run else ", ".join(map(str, ranks))
-
-
-def checked_rows(verb: str, members: Sequence[int], row: Sequence[int], table: Tensor) -> None:
-    """Say what is wrong with a tensor that must have one row for each member."""
-    if tuple(table.shape) != (len(members), *row) or not table.is_contiguous():
-        raise ValueError(
-            f"{verb} among {len(members)} members needs a contiguous tensor of shape "
-            f"{(len(members), *row)}, got {tuple(table.shape)} with strides {table.stride()}"
-        )
-
-
-def checked_peers(rank: int, members: Sequence[int], *mappings: Mapping[int, Tensor]) -> None:
-    """Say which of the ranks to exchange with cannot be meant."""
-    for peer in {peer for mapping in mappings for peer in mapping}:
-        if peer == rank or peer not in members:
-            raise ValueError(
-                f"worker {rank} cannot exchange with worker {peer}: "
-                f"it must be another one of the channel's members {tuple(members)}"
-            )

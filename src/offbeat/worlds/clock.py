@@ -151,14 +151,6 @@ class Clock:
             if not task.done and task.parked is not None:
                 self.wake(task.parked)
 
-    def break_off(self, worker: Worker, error: Callable[[], BaseException]) -> None:
-        """Make what a worker waits for raise, if it ends with an epoch; later waits do not."""
-        for task in worker.tasks:
-            parked = None if task.done else task.parked
-            if parked is not None and getattr(parked.reason, "breaks", False):
-                task.broken = error()
-                self.wake(parked)
-
     # --- the loop --------------------------------------------------------------------------
 
     def run(self) -> None:

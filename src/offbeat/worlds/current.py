@@ -67,13 +67,17 @@ def present_world() -> World | None:
 
 
 def enter_world(
-    pace: Cluster | str | None = None, seed: int | None = None, survivors: int | None = None
+    pace: Cluster | str | None = None,
+    seed: int | None = None,
+    survivors: int | None = None,
+    freeze_s: float | None = None,
 ) -> World:
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 
     `pace` is the cluster to replay on real processes, $OFFBEAT_PACE if None; `seed` that of its
     noise, $OFFBEAT_SEED if None. What happens is recorded in the folder $OFFBEAT_RECORDS, if set.
-    With `survivors`, at least so many go on when a worker is lost.
+    With `survivors`, at least so many go on when a worker is lost; with `freeze_s`, also when one
+    is silent for so long.
     """
     global _process_world, _users
     if (virtual := current_virtual_world()) is not None:
@@ -86,7 +90,7 @@ def enter_world(
         seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
         several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
         if several:
-            _process_world = RealWorld(cluster, seed, survivors=survivors)
+            _process_world = RealWorld(cluster, seed, survivors=survivors, freeze_s=freeze_s)
         else:
             _process_world = AloneWorld(cluster, seed)
         if folder := os.environ.get("OFFBEAT_RECORDS"):

@@ -7,8 +7,6 @@ tensors are reduced in another way than Gloo's: see `small.py`.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,27 +19,22 @@ from torch._C._distributed_c10d import Work as C10dWork
 from torch.distributed.distributed_c10d import PrefixStore
 
 from offbeat.errors import ClosedError
-from offbeat.worlds import base
-from offbeat.worlds.base import Op, checked_peers, checked_rows
-from offbeat.worlds.sockets import Sockets, cut, end, listening_ports, noting
+from offbeat.worlds import base, gloo_devices
+from offbeat.worlds.base import Op
+from offbeat.worlds.checked import checked_peers, checked_rows
+from offbeat.worlds.sockets import Sockets, cut, end, noting
 from offbeat.worlds.store import Control
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
     from offbeat.worlds.small import Small
 
-CONNECT_S = 60.0
-"""How long members may take to connect, once all are there to do it."""
 _OPS: dict[Op, Any] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
 _TAG = 0  # of tensors between two workers
-_Gloo: Any = dist.ProcessGroupGloo
-_devices: list[Any] = []
-_ports: set[int] = set()  # at which they listen
-_making_devices = threading.Lock()
 # Kept, since `own.py` replaces it to learn of the program's waits. Ours are none of them.
 wait_for_c10d = C10dWork.wait
 
@@ -116,7 +109,7 @@ class Groups:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self.time_out
             return dist.ProcessGroupNCCL(store, rank, size, options)
-        group = dist.ProcessGroupGloo(store, rank, size, _options())
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_devices.options())
         group._set_default_timeout(self.time_out)  # of collectives; other waits say their own
         return group
 
@@ -157,7 +150,7 @@ class Groups:
         Whoever drops a group waits for Gloo's thread to look up, which it does every 10 ms, once
         for each connection. That thread itself closes at once those which it finds ended.
         """
-        end(self._sockets, _ports)
+        end(self._sockets, gloo_devices.ports)
         self.drop()
 
     def break_off(self) -> None:
@@ -183,44 +176,6 @@ class Groups:
                 work.let_go()
             self._under_way.clear()
             self._groups.clear()
-
-
-def _options() -> Any:
-    """As Gloo's own, but with the devices that all groups of this process share.
-
-    A device is a thread and a port. To end one takes 10 to 20 ms, so they stay for the next group,
-    to the end of the process.
-    """
-    with _making_devices:
-        if not _devices:
-            with noting() as sockets:
-                _devices.extend(_new_devices())
-            _ports.update(listening_ports(sockets))
-    options = _Gloo._Options()
-    options._devices = list(_devices)
-    options._threads = 2 * len(_devices)
-    options._timeout = timedelta(seconds=CONNECT_S)
-    return options
-
-
-def _new_devices() -> list[Any]:
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if interfaces:
-        devices = [_Gloo.create_device(interface=each) for each in interfaces.split(",")]
-    else:
-        devices = [_Gloo.create_default_device()]
-    for device in devices:  # never ended: a forked child, which has no such thread, would wait
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
-    return devices
-
-
-def _forget_in_child() -> None:
-    """A forked child has no part in the job, and no such threads."""
-    _devices.clear()
-    _ports.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Work:

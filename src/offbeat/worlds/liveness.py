@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from offbeat.errors import ClosedError, WorkerLostError
-from offbeat.worlds.base import HOW_TO_SURVIVE, Activity
+from offbeat.worlds.base import Activity
+from offbeat.worlds.checked import HOW_TO_SURVIVE
 from offbeat.worlds.gloo import Groups, wait_for_c10d
 from offbeat.worlds.store import LONG, Clients
 
@@ -102,14 +103,20 @@ class Liveness:
         """Release the predecessor's watch; once."""
         if not self._goodbye_said.acquire(blocking=False):
             return
-        predecessor = (self._world.rank - 1) % self._world.size
+        predecessor = self._neighbour(-1)
         with suppress(RuntimeError):  # it may be the one that was lost
-            wait_for_c10d(self.groups.on("cpu").send([torch.zeros(1)], predecessor, 0), LONG)
+            group, place = self.groups.on("cpu"), self._world.members.index(predecessor)
+            wait_for_c10d(group.send([torch.zeros(1)], place, 0), LONG)
+
+    def _neighbour(self, by: int) -> int:
+        members = self._world.members
+        return members[(members.index(self._world.rank) + by) % len(members)]
 
     def _watch_neighbour(self) -> None:
-        successor = (self._world.rank + 1) % self._world.size
+        successor = self._neighbour(1)
+        place = self._world.members.index(successor)
         try:
-            wait_for_c10d(self.groups.on("cpu").recv([torch.empty(1)], successor, 0), LONG)
+            wait_for_c10d(self.groups.on("cpu").recv([torch.empty(1)], place, 0), LONG)
         except RuntimeError:
             self.report(successor, "its connection broke: the process has ended")
 

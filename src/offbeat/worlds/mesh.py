@@ -12,6 +12,10 @@ A process that is stopped or swapping keeps its connections, and its kernel answ
 lost its power or its network does not: its beats stay unacknowledged, and after `OFFBEAT_LOST_S`
 seconds (3) the kernel ends the connection.
 
+With `freeze_s`, who is silent for so long is expelled. Its connections stay: when it wakes up, it
+hears that the members have changed, finds itself not among them, and raises. A worker that has been
+frozen, or starved, itself has not heard the others either, and does not judge them for that.
+
 Whoever notices a loss proposes the next epoch: its members, under one key of the store. The first
 proposal stands, for everybody. It tells the others, who look for it; and proposes another epoch if
 that one does not see the loss yet.
@@ -27,6 +31,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 
 _VERDICT_S = 10.0
 _CONNECT_S = 60.0
+_COME = timedelta(minutes=30)  # how long others may take to attach
 _BEAT_S = 0.25
 _DEPART = timedelta(seconds=60)
 
@@ -69,6 +75,10 @@ class Mesh:
         self._peers: dict[int, socket.socket] = {}
         self._departed: set[int] = set()
         self._closing = self._closed = False
+        self._freeze_s = world.freeze_s
+        self._beat_s = min(_BEAT_S, self._limit_s / 4, (self._freeze_s or 4.0) / 4)
+        self._heard_s: dict[int, float] = {}
+        self._beats_at = self._looked_s = 0.0
         self._to_do: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._activity: Activity | None = None
 
@@ -78,7 +88,7 @@ class Mesh:
             self._here, self._there = socket.socketpair()
             try:
                 self._connect()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
                 raise WorkerLostError(
                     f"worker {self._world.rank} could not connect to all of the "
                     f"{self._world.size} workers: {error}"
@@ -132,16 +142,18 @@ class Mesh:
     def _connect(self) -> None:
         """Every worker calls those below it, and is called by those above."""
         world, client = self._world, self._clients.mine()
+        everyone = [f"mesh/{rank}" for rank in world.members]
         with socket.create_server((_own_address(), 0), backlog=world.size) as server:
             server.settimeout(_CONNECT_S)
             host, port = server.getsockname()[:2]
             client.set(f"mesh/{world.rank}", f"{host} {port}")
-            for rank in range(world.rank):
-                host, port = self._clients.get(f"mesh/{rank}").decode().split()
+            client.wait(everyone, _COME)
+            for rank in (each for each in world.members if each < world.rank):
+                host, port = bytes(client.get(f"mesh/{rank}")).decode().split()
                 peer = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
                 peer.sendall(struct.pack("!i", world.rank))
                 self._peers[rank] = peer
-            while len(self._peers) < world.size - 1:
+            while len(self._peers) < len(world.members) - 1:
                 peer = server.accept()[0]
                 peer.settimeout(_CONNECT_S)
                 (rank,) = struct.unpack("!i", peer.recv(4, socket.MSG_WAITALL))
@@ -168,7 +180,8 @@ class Mesh:
                 for rank, peer in self._peers.items():
                     self._selector.register(peer, selectors.EVENT_READ, rank)
                 while not self._closed:
-                    self._hear(self._selector.select(min(_BEAT_S, self._limit_s / 4)))
+                    rest_s = max(self._beats_at - time.monotonic(), 0.0)
+                    self._hear(self._selector.select(rest_s))
         except (RuntimeError, OSError) as error:
             self._world.failed(
                 WorkerLostError(f"the job's store does not answer any more: {str(error)[:200]}")
@@ -178,17 +191,31 @@ class Mesh:
                 peer.close()
 
     def _hear(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
-        if not events:
+        now = time.monotonic()
+        if now >= self._beats_at:
+            self._beats_at = now + self._beat_s
             for peer in self._peers.values():
                 _send(peer, b".")
         for key, _ in events:
             if key.data == -1:
                 self._there.recv(4096)
             elif key.data in self._peers:
+                self._heard_s[key.data] = now
                 self._read(key.data)
+        if self._freeze_s is not None:
+            self._see_who_is_silent(self._freeze_s, now)
         with suppress(Empty):
             while not self._closed:
                 self._to_do.get_nowait()()
+
+    def _see_who_is_silent(self, limit_s: float, now: float) -> None:
+        looked_s, self._looked_s = self._looked_s, now
+        if now - looked_s > limit_s / 2:  # this worker was frozen itself
+            self._heard_s = dict.fromkeys(self._peers, now)
+        for rank in list(self._peers):
+            silent_s = now - self._heard_s.get(rank, now)
+            if silent_s > limit_s and rank in self._world.members and rank not in self._departed:
+                self._judge(rank, f"silent for {silent_s:.2f} s, and freeze_s is {limit_s:g}")
 
     def _read(self, rank: int) -> None:
         try:

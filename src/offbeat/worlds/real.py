@@ -22,7 +22,8 @@ import torch.distributed as dist
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, WorkerLostError
 from offbeat.worlds import base, ending
-from offbeat.worlds.base import checked_members, stuck_s, too_few
+from offbeat.worlds.base import stuck_s
+from offbeat.worlds.checked import checked_members, too_few
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
 from offbeat.worlds.mesh import Mesh
@@ -37,6 +38,7 @@ from offbeat.worlds.waiters import Waiters
 _SMALL_BYTES, _SMALL_BYTES_ON_ONE_HOST = 2**16, 3 * 2**19
 _opened = 0
 _made_default_group = False
+_lost: set[int] = set()  # by the worlds of this process, which the others went on without
 
 
 def under_torchrun() -> bool:
@@ -55,6 +57,7 @@ class RealWorld(ThreadedWorld):
         seed: int = 0,
         time_out_s: float = 1800.0,
         survivors: int | None = None,
+        freeze_s: float | None = None,
     ) -> None:
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
@@ -79,18 +82,19 @@ class RealWorld(ThreadedWorld):
         self._lost: int | None = None
         self._liveness: Liveness | Mesh | None = None
         if survivors is not None:
-            self.survives, self.min_workers = True, survivors
+            self.survives, self.min_workers, self.freeze_s = True, survivors, freeze_s
+        self.members = tuple(rank for rank in self.members if rank not in _lost)
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
         self.control.add("within one host", int(within_one))
-        if self.size > 1:
+        if len(self.members) > 1:
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
-        agreed = self.control.add("within one host", 0) == self.size
+        agreed = self.control.add("within one host", 0) == len(self.members)
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
         self._own = OwnCollectives(self)
         if cluster is not None:
-            self.barrier("begin", self.size)  # paced devices count from one moment
+            self.barrier("begin", len(self.members))  # paced devices count from one moment
             self._began += self.now()
         ending.guard(self)
 
@@ -125,6 +129,7 @@ class RealWorld(ThreadedWorld):
             self.failed(too_few(error, members, self.min_workers))
             return False
         self.loss, self._lost = words, lost
+        _lost.add(lost)
         before = [groups for groups in self._groups if groups.epoch <= self.epoch]
         channels = [channel for channel in self._channels if channel.epoch <= self.epoch]
         self._retired.clear()
@@ -203,7 +208,7 @@ class RealWorld(ThreadedWorld):
                 self._interrupt()
                 self.control.wake_all()
             else:
-                self.barrier("close", self.size)
+                self.barrier("close", len(self.members))
             self._liveness.close()
         super().close()
         self.clients.give_back()

@@ -28,7 +28,8 @@ from offbeat.clusters import Cluster, draws
 from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
-from offbeat.worlds.base import HOW_TO_SURVIVE, World, checked_members, too_few
+from offbeat.worlds.base import World
+from offbeat.worlds.checked import HOW_TO_SURVIVE, checked_members, too_few
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
@@ -172,7 +173,15 @@ class VirtualWorld(World):
             self.worker.epoch, self.worker.loss = self.city.epoch, (str(error), error.rank)
             self.loss = str(error)
             self._begin_epoch(self.city.epoch, members)
-            self._clock.break_off(self.worker, self.worker.over)
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """Make what this worker waits for raise, if it ends with an epoch; later waits do not."""
+        for task in self.worker.tasks:
+            parked = None if task.done else task.parked
+            if parked is not None and getattr(parked.reason, "breaks", False):
+                task.broken = self.worker.over()
+                self._clock.wake(parked)
 
     def _end_activities(self) -> None:
         for task in list(self.worker.tasks):

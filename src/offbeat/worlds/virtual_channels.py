@@ -20,7 +20,8 @@ from torch import Tensor
 from offbeat.clusters.network import Collective, Network
 from offbeat.errors import WorldError
 from offbeat.worlds import base
-from offbeat.worlds.base import Op, checked_peers, checked_rows
+from offbeat.worlds.base import Op
+from offbeat.worlds.checked import checked_peers, checked_rows
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Worker
 from offbeat.worlds.virtual_letters import All, Letters, Sent
@@ -100,8 +101,7 @@ class Channel(base.Channel):
     """One member's end of a channel."""
 
     def __init__(self, places: Places, place: Place, worker: Worker) -> None:
-        self.members = place.members
-        self.epoch = place.epoch
+        self.members, self.epoch = place.members, place.epoch
         self._worker = worker
         self._places = places
         self._clock = places.clock

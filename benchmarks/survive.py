@@ -1,0 +1,165 @@
+"""What a loss costs the others: real processes, of which some are killed at random moments.
+
+Four workers train a model of 10 MB. A victim is killed (SIGKILL), by itself, at a random moment.
+The *stall* of a trial is the longest step of any survivor after that, less its median step: the
+time that a loss has cost it. A trial is survived if all others end well, with the same bits, and
+with everything that they have computed applied or dropped on purpose.
+
+    kill                    one of the workers 1 to 3
+    kill rank 0             worker 0, which hosts nothing here: whoever starts the job has the store
+    kill two                two of them, at the same moment
+    kill while closing      one whose loop has ended, while the others still train or close, too
+    kill beside a loader    one that has a DataLoader with two processes, which live on for a while
+
+    python benchmarks/survive.py --json survive.json [--trials 20]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+from random import Random
+from typing import Any
+
+import torch
+from common import options, write
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat.testing import processes
+
+WORKERS = 4
+SECONDS = 2.0
+WIDTH = 1600  # 10 MB
+METHODS: dict[str, offbeat.Algorithm] = {
+    "SyncSGD()": offbeat.SyncSGD(),
+    'EagerSGD("solo")': offbeat.EagerSGD("solo"),
+    'EagerSGD("majority")': offbeat.EagerSGD("majority"),
+    "ABSSGD()": offbeat.ABSSGD(),
+    "LocalSGD(4)": offbeat.LocalSGD(4),
+    "WaitFreeLocalSGD()": offbeat.WaitFreeLocalSGD(),
+    "DaSGD()": offbeat.DaSGD(),
+    "DiLoCo(8)": offbeat.DiLoCo(8),
+}
+FAULTS = ("kill", "kill rank 0", "kill two", "kill while closing", "kill beside a loader")
+
+
+def _die_in(seconds: float) -> None:
+    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
+def train(name: str, fault: str, victims: tuple[int, ...], moment_s: float) -> dict[str, Any]:
+    """One worker of one trial."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    steps: list[tuple[float, float]] = []
+    loader_workers = 2 if "loader" in fault else 0
+    loader = DataLoader(
+        TensorDataset(torch.randn(32, WIDTH)),
+        batch_size=8,
+        num_workers=loader_workers,
+        persistent_workers=loader_workers > 0,
+    )
+    with offbeat.attach(model, optimizer, METHODS[name], survive=True) as dp:
+        batches = iter(loader)
+        (batch,) = next(batches)
+        dies, began = dp.rank in victims, time.monotonic()
+        closes = fault == "kill while closing"
+        if dies and not closes:
+            _die_in(moment_s)
+        for _ in dp.until(seconds=moment_s if closes else SECONDS):
+            from_s = time.monotonic()
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            steps.append((from_s - began, time.monotonic() - from_s))
+        if dies and closes:
+            _die_in(Random(moment_s).uniform(0.0, 0.05))
+        closing_s = time.monotonic()
+    closed_s = time.monotonic() - closing_s
+    stats = dp.stats()
+    after = [took_s for from_s, took_s in steps if from_s + took_s >= moment_s] or [0.0]
+    usual = statistics.median([took_s for _, took_s in steps])
+    lost = stats.computed_samples - stats.applied_samples - stats.dropped_samples
+    return {
+        "stall_s": closed_s if closes else max(0.0, max(after) - usual),
+        "step_s": usual,
+        "identical": bool(stats.replicas_identical),
+        "kept": abs(lost) < 1e-3,
+    }
+
+
+def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
+    """Start workers, lose some, and see how the others end."""
+    victims = {
+        "kill rank 0": (0,),
+        "kill two": tuple(random.sample(range(WORKERS), 2)),
+    }.get(fault, (random.randrange(1, WORKERS),))
+    moment_s = random.uniform(0.3, SECONDS - 0.5)
+    ended = processes(train, WORKERS, name, fault, victims, moment_s, check=False, time_out_s=40)
+    fired = all(ended[rank].exit_code == -signal.SIGKILL for rank in victims)
+    others = [each for each in ended if each.rank not in victims]
+    told = [each.result for each in others if each.result is not None]
+    for each in others:
+        if each.error is not None:
+            print(f"    worker {each.rank}: {each.error!r}", flush=True)
+    whole = len(told) == len(others) and all(each["kept"] for each in told)
+    return {
+        "fired": fired,
+        "survived": whole,
+        "identical": whole and all(each["identical"] for each in told),
+        "stall_s": max((each["stall_s"] for each in told), default=None),
+        "step_s": statistics.median([each["step_s"] for each in told]) if told else None,
+    }
+
+
+def row(name: str, fault: str, trials: int) -> dict[str, Any]:
+    random = Random(f"{name} {fault}")
+    all_of = [trial(name, fault, random) for _ in range(trials)]
+    fired = [each for each in all_of if each["fired"]]
+    stalls = [each["stall_s"] for each in fired if each["stall_s"] is not None]
+    return {
+        "fault": fault,
+        "algorithm": name,
+        "trials": len(fired),
+        "not_fired": trials - len(fired),
+        "survived": sum(each["survived"] for each in fired),
+        "replicas_identical": sum(each["identical"] for each in fired),
+        "stall_s": {
+            "median": statistics.median(stalls) if stalls else None,
+            "max": max(stalls, default=None),
+        },
+        "step_s": statistics.median([each["step_s"] for each in fired if each["step_s"]] or [0.0]),
+    }
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--trials", type=int, default=20, help="of each row")
+    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    arguments = parser.parse_args()
+    trials = 2 if arguments.quick else arguments.trials
+    wanted = [("kill", name) for name in arguments.methods if "kill" in arguments.faults]
+    wanted += [(fault, arguments.methods[0]) for fault in arguments.faults if fault != "kill"]
+    rows = []
+    for fault, name in wanted:
+        rows.append(told := row(name, fault, trials))
+        stall = told["stall_s"]
+        if stall["median"] is not None:
+            print(
+                f"{fault:22} {name:24} survived {told['survived']} of {told['trials']}, stall "
+                f"median {stall['median']:.3f} s, most {stall['max']:.3f} s",
+                flush=True,
+            )
+        write(arguments.json, {"workers": WORKERS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

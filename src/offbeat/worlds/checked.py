@@ -1,0 +1,61 @@
+"""What a world is asked for, checked before anything is done; and what it says when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from offbeat.errors import WorkerLostError
+from offbeat.worlds.base import World, everyone
+
+HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
+
+
+def checked_members(name: str, members: tuple[int, ...] | None, world: World) -> tuple[int, ...]:
+    """Return the members of a new channel, in order, or say what is wrong with them."""
+    if members is None:
+        return world.members
+    chosen = tuple(sorted(set(members)))
+    if len(chosen) != len(members):
+        raise ValueError(f"channel {name!r} names a worker twice: {members}")
+    if strangers := [member for member in chosen if member not in world.members]:
+        raise ValueError(
+            f"channel {name!r} names workers {strangers}, "
+            f"but the cluster has the {len(world.members)} workers {_ranges(world.members)}"
+        )
+    if world.rank not in chosen:
+        raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
+    return chosen
+
+
+def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> WorkerLostError:
+    """What ends the run of those who are left."""
+    return WorkerLostError(
+        f"{loss}; {len(members)} of the workers are left, and min_workers is {least}: the run ends",
+        rank=loss.rank,
+    )
+
+
+def _ranges(ranks: tuple[int, ...]) -> str:
+    run = ranks == everyone(len(ranks))
+    return f"0..{len(ranks) - 1}" if run else ", ".join(map(str, ranks))
+
+
+def checked_rows(verb: str, members: Sequence[int], row: Sequence[int], table: Tensor) -> None:
+    """Say what is wrong with a tensor that must have one row for each member."""
+    if tuple(table.shape) != (len(members), *row) or not table.is_contiguous():
+        raise ValueError(
+            f"{verb} among {len(members)} members needs a contiguous tensor of shape "
+            f"{(len(members), *row)}, got {tuple(table.shape)} with strides {table.stride()}"
+        )
+
+
+def checked_peers(rank: int, members: Sequence[int], *mappings: Mapping[int, Tensor]) -> None:
+    """Say which of the ranks to exchange with cannot be meant."""
+    for peer in {peer for mapping in mappings for peer in mapping}:
+        if peer == rank or peer not in members:
+            raise ValueError(
+                f"worker {rank} cannot exchange with worker {peer}: "
+                f"it must be another one of the channel's members {tuple(members)}"
+            )

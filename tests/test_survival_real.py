@@ -1,0 +1,145 @@
+"""A worker is killed, and the others train on: real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat.errors import WorkerLostError
+from offbeat.testing import processes
+
+pytestmark = pytest.mark.real
+
+METHODS: list[offbeat.Algorithm] = [
+    offbeat.SyncSGD(),
+    offbeat.EagerSGD("solo"),
+    offbeat.ABSSGD(),
+    offbeat.LocalSGD(3),
+]
+
+
+def _net() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Linear(60, 40))
+
+
+def _dies_in(seconds: float) -> None:
+    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
+def _train(
+    algorithm: offbeat.Algorithm, victims: tuple[int, ...], seconds: float, workers: int = 0
+) -> dict[str, Any]:
+    """Train for a while; a victim is killed somewhere on the way."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = TensorDataset(torch.randn(64, 40))
+    loader = DataLoader(data, batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    longest = 0.0
+    with offbeat.attach(model, optimizer, algorithm, survive=True, bucket_bytes=2**12) as dp:
+        batches = iter(loader)
+        next(batches)  # the loader's workers live from here on
+        if dp.rank in victims:
+            _dies_in(seconds / 3 + 0.01 * dp.rank)
+        for _ in dp.until(seconds=seconds):
+            began = time.monotonic()
+            optimizer.zero_grad()
+            model(torch.randn(4, 40)).square().mean().backward()
+            time.sleep(0.002 * (1 + dp.rank % 2))
+            optimizer.step()
+            longest = max(longest, time.monotonic() - began)
+    stats = dp.stats()
+    return {
+        "identical": stats.replicas_identical,
+        "lost": stats.computed_samples - stats.applied_samples - stats.dropped_samples,
+        "longest_s": longest,
+    }
+
+
+def _check(told: dict[str, Any]) -> None:
+    assert told["identical"]
+    assert told["lost"] == pytest.approx(0.0)
+    assert told["longest_s"] < 5  # a hang would be one of minutes
+
+
+def _one_after_another() -> list[dict[str, Any]]:
+    """Each method loses another worker; those who are left attach again."""
+    return [_train(each, (5 - n,), 0.6) for n, each in enumerate(METHODS)]
+
+
+def test_the_others_train_on_after_one_loss_and_the_next() -> None:
+    ended = processes(_one_after_another, 6, check=False)
+    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * 4
+    for one in ended[:2]:
+        assert one.error is None, one.error
+        for told in one.result:
+            _check(told)
+
+
+def test_two_at_once_may_die_the_first_among_them_and_forked_children_hide_nothing() -> None:
+    ended = processes(_train, 4, offbeat.EagerSGD("majority"), (0, 1), 0.8, 1, check=False)
+    assert [one.exit_code for one in ended[:2]] == [-signal.SIGKILL] * 2
+    for one in ended[2:]:
+        assert one.error is None, one.error
+        _check(one.result)
+
+
+def _fails() -> str:
+    """Worker 1 raises: it ends with its own error, and the others go on."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with offbeat.attach(model, optimizer, offbeat.SyncSGD(), survive=True) as dp:
+        for step in range(20):
+            if dp.rank == 1 and step == 5:
+                raise KeyError("a bad batch")
+            model(torch.randn(4, 40)).square().mean().backward()
+            optimizer.step()
+    assert dp.stats().replicas_identical
+    return "went on"
+
+
+def test_a_worker_that_raises_is_lost_to_the_others() -> None:
+    zero, one, two = processes(_fails, 3, check=False)
+    assert isinstance(one.error, KeyError)
+    assert zero.result == two.result == "went on"
+
+
+def _freezes(freeze_s: float) -> str:
+    """Worker 1 stops itself, and a child of it wakes it up again, long after."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with offbeat.attach(
+        model, optimizer, offbeat.EagerSGD("majority"), survive=True, freeze_s=freeze_s
+    ) as dp:
+        if dp.rank == 1:
+            me = os.getpid()
+            if os.fork() == 0:
+                time.sleep(0.1)
+                os.kill(me, signal.SIGSTOP)
+                time.sleep(3 * freeze_s)
+                os.kill(me, signal.SIGCONT)
+                os._exit(0)
+        for _ in dp.until(seconds=5 * freeze_s):
+            model(torch.randn(4, 40)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+    assert dp.stats().replicas_identical
+    return "went on"
+
+
+def test_a_frozen_worker_is_expelled_and_hears_of_it_when_it_wakes_up() -> None:
+    zero, one, two = processes(_freezes, 3, 0.5, check=False)
+    assert zero.result == two.result == "went on", (zero.error, two.error)
+    assert isinstance(one.error, WorkerLostError)
+    assert one.error.rank == 1
+    assert "silent for" in str(one.error)
