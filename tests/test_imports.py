@@ -12,7 +12,7 @@ ROOT = Path(offbeat.__file__).parent
 ALLOWED = {
     *("worlds/real.py", "worlds/gloo.py", "worlds/store.py", "worlds/own.py"),
     "worlds/ending.py",
-    *("worlds/current.py", "worlds/remote.py", "testing/running.py"),
+    *("worlds/current.py", "worlds/gloo_devices.py", "worlds/remote.py", "testing/running.py"),
     *("lab/stand_ins.py", "lab/processes.py", "launch/job.py"),
 }
 

@@ -24,7 +24,7 @@ from offbeat.worlds import clock
 WORKERS = 4
 STEPS = (5, 4, 3, 4)
 TIMES = "two-slow-of-eight"
-FEW = 3
+FEW = 2
 
 
 class Fate(NamedTuple):
@@ -139,7 +139,11 @@ def test_the_others_train_on_whoever_is_lost(name: str, monkeypatch: pytest.Monk
 
 
 def test_a_round_that_some_have_completed_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some hear of a loss while the others still complete a round: all must have it."""
+    """Some hear of a loss while the others still complete a round: all must have it.
+
+    That is so if the lost one dies a little before the end of an exchange: they hear of it 50 to
+    100 microseconds later, one after another.
+    """
     handed, lives = 0, Lives(offbeat.SyncSGD())
     take = Members._take_missed
 
@@ -149,8 +153,8 @@ def test_a_round_that_some_have_completed_is_handed_on(monkeypatch: pytest.Monke
         take(self, *arguments)
 
     monkeypatch.setattr(Members, "_take_missed", counted)
-    for moment in moments(lives, monkeypatch)[::3]:
-        lived_through(Lives(offbeat.SyncSGD()), (3, moment))
+    for moment in moments(lives, monkeypatch)[::4]:
+        lived_through(Lives(offbeat.SyncSGD()), (3, moment - 9e-5))
     assert handed > 0
 
 
