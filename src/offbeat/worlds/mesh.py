@@ -247,8 +247,7 @@ class Mesh:
             members = [each for each in self._world.members if each != rank]
             proposal = json.dumps({"members": members, "words": words, "rank": rank})
             key = f"epoch/{self._world.epoch + 1}"
-            self._adopt(bytes(self._clients.mine().compare_set(key, "", proposal)))
-            if self._world.rank == rank:
+            if not self._adopt(bytes(self._clients.mine().compare_set(key, "", proposal))):
                 return
 
     def _look(self) -> None:

@@ -136,10 +136,12 @@ class RealWorld(ThreadedWorld):
         self._begin_epoch(self.epoch + 1, members)
         for channel in channels:
             channel.stop()
-            self._channels.remove(channel)
+            with suppress(ValueError):  # the program has closed it meanwhile
+                self._channels.remove(channel)
         for groups in before:
             groups.break_off()
-            self._groups.remove(groups)
+            with suppress(ValueError):
+                self._groups.remove(groups)
         self._interrupt()
         self.control.wake_all(before=self.epoch)
         return True
