@@ -119,9 +119,9 @@ def test_a_worker_has_a_terminal_where_the_launcher_has_one(script: Script, tmp_
 def test_modules_and_programs_run_too(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "job.py").write_text("import sys; print('job', sys.argv[1:])")
-    launched = Launched(tmp_path, "-m", "package.job", "-m", "x")
+    launched = Launched(tmp_path, "-m", "package.job", "-m", "x", PET_NPROC_PER_NODE="2")
     assert launched.wait() == 0
-    assert launched.out == "job ['-m', 'x']\n"
+    assert launched.out == "job ['-m', 'x']\n" * 2
     launched = Launched(tmp_path, "--no-python", "--nproc-per-node", 1, "echo", "--one", "two")
     assert launched.wait() == 0
     assert launched.out == "--one two\n"
@@ -157,6 +157,21 @@ def test_the_first_failure_ends_the_others_also_those_that_ignore_sigterm(
     )
 
 
+RECORDS = """
+said = {"message": {"message": "ValueError: a bad batch", "extraInfo": {"timestamp": "0"}}}
+open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(said))
+sys.exit("something else")
+"""
+
+
+@real
+def test_an_error_that_torch_has_recorded_is_told(script: Script, tmp_path: Path) -> None:
+    """In the format of `torch.distributed.elastic.multiprocessing.errors.record`."""
+    launched = Launched(tmp_path, script(RECORDS))
+    assert launched.wait() == 1
+    assert "; it last said: ValueError: a bad batch\n" in launched.err
+
+
 SURVIVE = """
 def survive():
     import torch.distributed as dist
@@ -189,7 +204,7 @@ def test_survivors_go_on_and_the_lost_worker_is_started_again(
 ) -> None:
     """Rank 1 is killed three times: workers 1, 3 and 5. Worker 7 ends well."""
     launched = Launched(
-        tmp_path, "--nproc-per-node", 2, "--restart", 3, script(SURVIVE + DIES_AGAIN)
+        tmp_path, "--nproc-per-node", 2, "--max_restarts=3", script(SURVIVE + DIES_AGAIN)
     )
     assert launched.wait() == 0, launched.err
     assert launched.lines() == [
