@@ -176,7 +176,7 @@ SURVIVE = """
 def survive():
     import torch.distributed as dist
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    dist.TCPStore(*address, is_master=False).set("offbeat/survive", "1")
+    dist.TCPStore(*address, is_master=False).set("offbeat/survive", "1")  # as `say_survives` does
 
 def wait_for(file):
     while not os.path.exists(file):
