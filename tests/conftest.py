@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pool import Pool
 
+from offbeat.testing.running import PRELOADED
 from offbeat.worlds import current
 
 # The store of torch.distributed looks up the name of whoever connects. Where the name server now
@@ -74,3 +76,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield started
     finally:
         started.quit()
+
+
+@pytest.fixture(scope="session")
+def framework_workers() -> Iterator[Callable[..., list[Any]]]:
+    """Run a function on two workers that have imported the frameworks, and return its results.
+
+    Importing them takes longer than most of their tests, so the workers serve all of these.
+    """
+    PRELOADED.extend(["lightning.pytorch", "transformers.trainer"])
+    with Pool(2) as pool:
+
+        def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            ended = pool.run(function, *arguments, limit_s=60.0, after_error_s=5.0)
+            for one in ended:
+                assert not one.error, one.words
+            for one in ended:
+                assert not one.hung, one.stacks
+            return [one.result for one in ended]
+
+        yield run

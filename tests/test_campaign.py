@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +120,23 @@ def test_a_full_disk_is_said() -> None:
     file.close()
 
 
+def test_a_disk_that_is_full_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    file = ResultsFile(path)
+    file.append({"kind": "campaign"})
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))  # half of a line fits
+    try:
+        with pytest.raises(ReportError, match="what was there is kept, and the same command"):
+            file.append({"kind": "tuned", "label": "sync"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    file.append({"kind": "tuned"})
+    file.close()
+    assert kinds(path) == {"campaign": 1, "tuned": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -227,6 +245,7 @@ def test_an_engine_that_is_not_there_is_said(tmp_path: Path, engine: str, words:
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.filterwarnings("default")  # of Ray itself
 def test_a_ray_cluster_of_two_processes_comes_to_the_same(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'offbeat[ray]'")
     here = done(tmp_path / "here.jsonl")

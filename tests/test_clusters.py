@@ -635,7 +635,8 @@ MISTAKES: list[tuple[str, str]] = [
     (
         EIGHT + "[network]\nlatency = 1",
         "network.latency is not a known key, did you mean latency_s? (known: latency_s, "
-        "bandwidth_bytes_per_s, control_latency_s, all_reduce, sharing, link, zone)",
+        "bandwidth_bytes_per_s, control_latency_s, all_reduce, sharing, codec_bytes_per_s, link, "
+        "zone)",
     ),
     # workers and speeds
     ("workers = 0", "workers must be at least 1, got 0"),

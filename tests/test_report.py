@@ -30,6 +30,7 @@ from offbeat.records import Line, RecordsFile, worker_file
 from offbeat.report.columns import tick
 from offbeat.report.curves import curve
 from offbeat.report.lines import Begin, Compute, Round, Wait
+from offbeat.report.pieces import as_script
 from offbeat.report.spans import STATES, seconds_by_state, spans
 
 CLUSTER = "two-slow-of-eight"
@@ -533,7 +534,7 @@ def test_the_page_is_one_file_that_nothing_in_it_can_break(runs: report.Runs) ->
 
 
 def test_a_script_inside_the_library_could_not_end_the_page() -> None:
-    assert report.html._script('a = "</script>", b = "</SCRIPT >"') == (
+    assert as_script('a = "</script>", b = "</SCRIPT >"') == (
         'a = "<\\/script>", b = "<\\/SCRIPT >"'
     )
 

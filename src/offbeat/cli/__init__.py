@@ -14,6 +14,7 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
+from offbeat.cli.doctor import doctor
 from offbeat.cli.launch import SETTINGS, launch
 from offbeat.cli.league import league
 from offbeat.cli.profile import profile
@@ -54,6 +55,7 @@ def _load(cluster: str) -> Cluster:
 
 app.command(context_settings=SETTINGS)(launch)
 app.command()(profile)
+app.command()(doctor)
 
 
 @app.callback()

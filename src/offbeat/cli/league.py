@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from offbeat.cli.race import WIDE
 from offbeat.errors import ReportError
 from offbeat.lab import league as leagues
 from offbeat.lab.league.words import sentences
@@ -43,6 +44,8 @@ def league(
         raise typer.Exit(2) from None
     over_all = leagues.figures.overall(found)
     out = Console(highlight=False, markup=False)
+    if not out.is_terminal:
+        out = Console(highlight=False, markup=False, width=WIDE)
     out.print(_table(over_all))
     for text in sentences(found, over_all):
         out.print(f"\n{text}")

@@ -107,7 +107,8 @@ class Campaign:
             while queue and len(calls) < crew.room:
                 piece = queue.pop(0)
                 calls[self._begin(crew, piece)] = piece
-            for future in wait(calls, return_when=FIRST_COMPLETED).done:
+            ended = wait(calls, return_when=FIRST_COMPLETED).done
+            for future in sorted(ended, key=lambda each: calls[each].race):
                 queue += self._ended(file, show, calls.pop(future), future.result())
             queue.sort(key=lambda piece: piece.race)
 

@@ -19,19 +19,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent
 
-from offbeat.clusters import Cluster
+from offbeat.clusters import Cluster, draws
 from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
-from offbeat.worlds.base import World, checked_members
+from offbeat.worlds.base import HOW_TO_SURVIVE, World, checked_members, too_few
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
-from offbeat.worlds.virtual_store import Store
+from offbeat.worlds.virtual_store import InEpoch, Store
 
 
 @dataclass
@@ -84,6 +85,7 @@ def run(
 
         clock.start(worker, "main", main, main=True)
         city.worlds.append(world)
+        city.members += (rank,)
         if (moment := cluster.crash_at(rank)) is not None:
             clock.end_at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
     _CITIES.append(city)
@@ -131,7 +133,10 @@ class VirtualWorld(World):
         return size_bytes / self.city.cluster.network.codec_bytes_per_s
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        return self.city.places.open(self.rank, name, checked_members(name, members, self))
+        return self.city.places.open(self.worker, name, checked_members(name, members, self))
+
+    def control_in_epoch(self) -> base.Control:
+        return InEpoch(self.city.store, self.worker) if self.survives else self.control
 
     @property
     def sent_bytes(self) -> float:
@@ -148,9 +153,26 @@ class VirtualWorld(World):
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, in case that the program catches the error and ends quietly."""
+        if not self.worker.alive:  # it crashes, and its program unwinds
+            return
         self._clock.end_at(self._clock.now, self._end_activities)
         if not isinstance(error, WorkerLostError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
+
+    def lost(self, error: WorkerLostError) -> None:
+        """Hear of a loss: this worker's epoch, or its run, is over."""
+        if not self.survives:
+            error = WorkerLostError(f"{error}. {HOW_TO_SURVIVE}", rank=error.rank)
+            self._clock.interrupt(self.worker, error)
+            return
+        members = self.city.members
+        if len(members) < self.min_workers:
+            self._clock.interrupt(self.worker, too_few(error, members, self.min_workers))
+        elif members != self.members:
+            self.worker.epoch, self.worker.loss = self.city.epoch, (str(error), error.rank)
+            self.loss = str(error)
+            self._begin_epoch(self.city.epoch, members)
+            self._clock.break_off(self.worker, self.worker.over)
 
     def _end_activities(self) -> None:
         for task in list(self.worker.tasks):
@@ -167,6 +189,9 @@ class _City:
     places: Places
     store: Store
     worlds: list[VirtualWorld] = field(default_factory=list)
+    members: tuple[int, ...] = ()
+    """Of the newest epoch: who has not been lost. Workers hear of it one after another."""
+    epoch: int = 0
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -175,21 +200,32 @@ class _City:
             self.lose(world, "")
 
     def lose(self, world: VirtualWorld, why: str) -> None:
-        """Have every other worker learn, one control latency later, that this one is gone."""
-        moment = self.clock.now
+        """Have every other worker learn, one control latency later, that this one is gone.
 
-        def told() -> None:
-            for other in self.worlds:
+        Those who survive hear of it one after another, within another latency: so some know of a
+        loss while the others still make a round with what the lost one gave.
+        """
+        moment, latency_s = self.clock.now, self.cluster.network.control_latency_s
+        words = f"worker {world.rank} was lost at virtual time {moment:g} s{why}"
+        if world.rank not in self.members:
+            return
+        self.members = tuple(rank for rank in self.members if rank != world.rank)
+        self.epoch += 1
+
+        def told(others: list[VirtualWorld]) -> None:
+            for other in others:
                 if other is not world and other.worker.alive:
-                    lost = WorkerLostError(
-                        f"worker {world.rank} was lost at virtual time {moment:g} s{why}",
-                        rank=world.rank,
-                    )
-                    self.clock.interrupt(other.worker, lost)
+                    other.lost(WorkerLostError(words, rank=world.rank))
 
-        self.clock.at(moment + self.cluster.network.control_latency_s, told)
+        if not world.survives:
+            self.clock.at(moment + latency_s, lambda: told(self.worlds))
+            return
+        for other in self.worlds:
+            later = draws.uniform(draws.key(_SEED, other.rank), self.epoch)
+            self.clock.at(moment + latency_s * (1 + later), partial(told, [other]))
 
 
+_SEED = 7162843
 _CITIES: list[_City] = []
 
 

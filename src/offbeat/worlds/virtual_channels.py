@@ -22,7 +22,7 @@ from offbeat.errors import WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.tasks import Parked
+from offbeat.worlds.tasks import Parked, Worker
 from offbeat.worlds.virtual_letters import All, Letters, Sent
 from offbeat.worlds.virtual_traffic import Traffic
 
@@ -53,14 +53,16 @@ class Places:
         times = {"all_reduce": 2, "all_gather": members}.get(collective, 1)
         self.sent_bytes += times * (members - 1) * size_bytes
 
-    def open(self, rank: int, name: str, members: tuple[int, ...]) -> Channel:
+    def open(self, worker: Worker, name: str, members: tuple[int, ...]) -> Channel:
         """The worker's n-th channel of this name meets the n-th one of the others."""
+        rank = worker.rank
+        name = f"{name} of epoch {worker.epoch}" if worker.epoch else name
         places = self._open[name, members]
         place = next((each for each in places if rank not in each.opened), None)
         if place is None:
-            places.append(place := Place(name, members))
+            places.append(place := Place(name, members, worker.epoch))
         place.opened.add(rank)
-        return Channel(self, place, rank)
+        return Channel(self, place, worker)
 
     def leave(self, place: Place) -> None:
         """One more member is done with it; forget it after the last one."""
@@ -78,10 +80,13 @@ class Places:
 class Place:
     """What the members of one channel share."""
 
-    __slots__ = ("ends", "left", "letters", "line", "meetings", "members", "name", "opened")
+    __slots__ = (
+        *("ends", "epoch", "left", "letters", "line", "meetings", "members", "name", "opened"),
+    )
 
-    def __init__(self, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, name: str, members: tuple[int, ...], epoch: int = 0) -> None:
         self.name = name
+        self.epoch = epoch
         self.members = members
         self.opened: set[int] = set()
         self.left = 0
@@ -94,14 +99,16 @@ class Place:
 class Channel(base.Channel):
     """One member's end of a channel."""
 
-    def __init__(self, places: Places, place: Place, rank: int) -> None:
+    def __init__(self, places: Places, place: Place, worker: Worker) -> None:
         self.members = place.members
+        self.epoch = place.epoch
+        self._worker = worker
         self._places = places
         self._clock = places.clock
         self._network = places.network
         self._place = place
-        self._rank = rank
-        self._at = place.members.index(rank)
+        self._rank = worker.rank
+        self._at = place.members.index(worker.rank)
         self._issued = 0
         self._closed = False
 
@@ -135,8 +142,8 @@ class Channel(base.Channel):
         return Sent(self._clock, 0.0)
 
     def recv(self, tensor: Tensor, source: int) -> base.Work:
-        place = self._checked()
-        return place.letters.receive(self._clock, source, self._rank, tensor, place.name)
+        place, worker = self._checked(), self._worker
+        return place.letters.receive(self._clock, source, worker, tensor, place.name, place.epoch)
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> base.Work:
         checked_peers(self._rank, self.members, outgoing, incoming)
@@ -153,6 +160,8 @@ class Channel(base.Channel):
             raise WorldError(
                 f"worker {self._rank} uses channel {self._place.name!r} after it has closed it"
             )
+        if self._worker.epoch != self._place.epoch:
+            raise self._worker.over()
         return self._place
 
     def _post(self, outgoing: Mapping[int, Tensor]) -> base.Work:
@@ -225,6 +234,7 @@ class _Meeting:
         *("_clock", "_ended", "_first", "_number", "_place", "_waiting"),
         *("begin", "dtype", "intos", "missing", "ready", "shape", "tensors", "what"),
     )
+    breaks = True  # with its epoch
 
     begin: Callable[[], None]
     """Where links are shared: begins it."""
@@ -263,6 +273,8 @@ class _Meeting:
 
     def wait(self) -> None:
         while not self._ended:
+            if (task := self._clock.current) and task.worker.epoch != self._place.epoch:
+                raise task.worker.over()
             parked = self._clock.park(self)
             self._waiting.append(parked)
             self._clock.blocked(parked)

@@ -15,7 +15,7 @@ from torch import Tensor
 from offbeat.clusters.network import Network
 from offbeat.worlds import base
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.tasks import Parked
+from offbeat.worlds.tasks import Parked, Worker
 from offbeat.worlds.virtual_traffic import Traffic
 
 
@@ -75,10 +75,11 @@ class Letters:
         return sending
 
     def receive(
-        self, clock: Clock, source: int, rank: int, tensor: Tensor, channel: str
+        self, clock: Clock, source: int, worker: Worker, tensor: Tensor, channel: str, epoch: int
     ) -> base.Work:
-        """Ask for the next letter."""
-        return _Received(clock, self._boxes[source, rank], tensor, source, channel)
+        """Ask for the next letter, of an epoch."""
+        box = self._boxes[source, worker.rank]
+        return _Received(clock, box, worker, epoch, tensor, f"{source} on channel {channel!r}")
 
 
 class _Box:
@@ -115,18 +116,26 @@ class _Box:
 
 
 class _Received:
-    def __init__(self, clock: Clock, box: _Box, tensor: Tensor, source: int, channel: str) -> None:
+    breaks = True  # with its epoch
+
+    def __init__(
+        self, clock: Clock, box: _Box, worker: Worker, epoch: int, tensor: Tensor, source: str
+    ) -> None:
         self._clock = clock
         self._box = box
+        self._worker = worker
+        self._epoch = epoch
         self._number = box.asked
         box.asked += 1
         self._tensor: Tensor | None = tensor
-        self._words = source, channel
+        self._source = source
 
     def wait(self) -> None:
         if self._tensor is None:
             return
         while self._number not in self._box.letters:
+            if self._worker.epoch != self._epoch:
+                raise self._worker.over()
             parked = self._clock.park(self)
             self._box.waiting.append(parked)
             self._clock.blocked(parked)
@@ -136,7 +145,7 @@ class _Received:
         into.copy_(letter)
 
     def __str__(self) -> str:
-        return "a tensor from worker {} on channel {!r}".format(*self._words)
+        return f"a tensor from worker {self._source}"
 
 
 class Sent:
@@ -152,6 +161,8 @@ class Sent:
 
 class _Sending:
     """Letters on their way, of which nobody knows yet how long it will take them."""
+
+    breaks = True  # with its epoch
 
     def __init__(self, clock: Clock, count: int) -> None:
         self._clock = clock
