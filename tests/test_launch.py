@@ -16,6 +16,7 @@ from launching import Launched, alive, answers, until
 from typer.testing import CliRunner
 
 from offbeat.cli import app
+from offbeat.launch.job import slots, survival_variables
 from offbeat.launch.logs import Choice
 
 real = pytest.mark.real
@@ -470,6 +471,14 @@ def test_a_master_that_is_not_there_is_a_sentence() -> None:
     result = CliRunner().invoke(app, ["launch", *flags, __file__])
     assert result.exit_code == 2
     assert "--master-addr no.such.host.invalid: " in result.output
+
+
+def test_who_asks_for_no_survival_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = slots([2, 1], 0)[0], slots([2, 1], 1)[0]
+    assert survival_variables(first, 0) == {"OFFBEAT_SURVIVE": "1", "OFFBEAT_WORKER": "0"}
+    monkeypatch.setenv("OFFBEAT_SURVIVE", "0")
+    again = {"OFFBEAT_SURVIVE": "0", "OFFBEAT_WORKER": "8", "OFFBEAT_JOIN": "1"}
+    assert survival_variables(last, 2) == again
 
 
 def test_choices_of_streams_are_read_as_torchrun_does() -> None:

@@ -2,7 +2,8 @@
 
 `offbeat launch` tells every worker
 
-    OFFBEAT_SURVIVE=1    when this worker is lost, the others are left alive: to go on makes sense
+    OFFBEAT_SURVIVE=1    when this worker is lost, the others are left alive: to go on makes sense.
+                         0 if the launcher itself was started with that
     OFFBEAT_WORKER=5     its id, which nobody else in this job has or had; at the start its rank
     OFFBEAT_JOIN=1       only to a worker that was started again: the job runs, join it
 
