@@ -12,8 +12,8 @@ ROOT = Path(offbeat.__file__).parent
 ALLOWED = {
     *("worlds/real.py", "worlds/gloo.py", "worlds/store.py", "worlds/own.py"),
     "worlds/ending.py",
-    *("worlds/current.py", "worlds/gloo_devices.py", "worlds/remote.py", "testing/running.py"),
-    *("lab/stand_ins.py", "lab/processes.py", "launch/job.py"),
+    *("worlds/current.py", "worlds/gloo_devices.py", "worlds/remote.py"),
+    *("lab/stand_ins.py", "launch/job.py"),
 }
 
 

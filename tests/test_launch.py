@@ -16,6 +16,7 @@ from launching import Launched, alive, answers, until
 from typer.testing import CliRunner
 
 from offbeat.cli import app
+from offbeat.launch.job import slots, survival_variables
 from offbeat.launch.logs import Choice
 
 real = pytest.mark.real
@@ -119,9 +120,9 @@ def test_a_worker_has_a_terminal_where_the_launcher_has_one(script: Script, tmp_
 def test_modules_and_programs_run_too(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "job.py").write_text("import sys; print('job', sys.argv[1:])")
-    launched = Launched(tmp_path, "-m", "package.job", "-m", "x")
+    launched = Launched(tmp_path, "-m", "package.job", "-m", "x", PET_NPROC_PER_NODE="2")
     assert launched.wait() == 0
-    assert launched.out == "job ['-m', 'x']\n"
+    assert launched.out == "job ['-m', 'x']\n" * 2
     launched = Launched(tmp_path, "--no-python", "--nproc-per-node", 1, "echo", "--one", "two")
     assert launched.wait() == 0
     assert launched.out == "--one two\n"
@@ -157,11 +158,26 @@ def test_the_first_failure_ends_the_others_also_those_that_ignore_sigterm(
     )
 
 
+RECORDS = """
+said = {"message": {"message": "ValueError: a bad batch", "extraInfo": {"timestamp": "0"}}}
+open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(said))
+sys.exit("something else")
+"""
+
+
+@real
+def test_an_error_that_torch_has_recorded_is_told(script: Script, tmp_path: Path) -> None:
+    """In the format of `torch.distributed.elastic.multiprocessing.errors.record`."""
+    launched = Launched(tmp_path, script(RECORDS))
+    assert launched.wait() == 1
+    assert "; it last said: ValueError: a bad batch\n" in launched.err
+
+
 SURVIVE = """
 def survive():
     import torch.distributed as dist
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    dist.TCPStore(*address, is_master=False).set("offbeat/survive", "1")
+    dist.TCPStore(*address, is_master=False).set("offbeat/survive", "1")  # as `say_survives` does
 
 def wait_for(file):
     while not os.path.exists(file):
@@ -189,7 +205,7 @@ def test_survivors_go_on_and_the_lost_worker_is_started_again(
 ) -> None:
     """Rank 1 is killed three times: workers 1, 3 and 5. Worker 7 ends well."""
     launched = Launched(
-        tmp_path, "--nproc-per-node", 2, "--restart", 3, script(SURVIVE + DIES_AGAIN)
+        tmp_path, "--nproc-per-node", 2, "--max_restarts=3", script(SURVIVE + DIES_AGAIN)
     )
     assert launched.wait() == 0, launched.err
     assert launched.lines() == [
@@ -210,7 +226,7 @@ if rank == 0 and "OFFBEAT_JOIN" not in os.environ:
     sys.exit("a bad batch")
 if rank == 1:
     wait_for("again")
-    sys.exit(int(sys.argv[1]))
+    sys.exit()
 open("again", "w").close()
 while True:
     time.sleep(1)
@@ -218,14 +234,11 @@ while True:
 
 
 @real
-@pytest.mark.parametrize("status", [0, 5])
-def test_a_worker_that_has_nobody_left_to_join_is_ended(
-    script: Script, tmp_path: Path, status: int
-) -> None:
+def test_a_worker_that_has_nobody_left_to_join_is_ended(script: Script, tmp_path: Path) -> None:
     """The exit code is that of the survivor."""
     flags = ["--nproc-per-node", 2, "--restart", 1, "--shutdown-timeout", 0.5]
-    launched = Launched(tmp_path, *flags, script(SURVIVE + LONELY), status)
-    assert launched.wait() == (1 if status else 0), launched.err
+    launched = Launched(tmp_path, *flags, script(SURVIVE + LONELY))
+    assert launched.wait() == 0, launched.err
     assert "it last said: a bad batch" in launched.err
     assert "rank 0, which was started again, has nobody left to join, and is ended" in launched.err
 
@@ -458,6 +471,14 @@ def test_a_master_that_is_not_there_is_a_sentence() -> None:
     result = CliRunner().invoke(app, ["launch", *flags, __file__])
     assert result.exit_code == 2
     assert "--master-addr no.such.host.invalid: " in result.output
+
+
+def test_who_asks_for_no_survival_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = slots([2, 1], 0)[0], slots([2, 1], 1)[0]
+    assert survival_variables(first, 0) == {"OFFBEAT_SURVIVE": "1", "OFFBEAT_WORKER": "0"}
+    monkeypatch.setenv("OFFBEAT_SURVIVE", "0")
+    again = {"OFFBEAT_SURVIVE": "0", "OFFBEAT_WORKER": "8", "OFFBEAT_JOIN": "1"}
+    assert survival_variables(last, 2) == again
 
 
 def test_choices_of_streams_are_read_as_torchrun_does() -> None:

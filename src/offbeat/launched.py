@@ -2,7 +2,8 @@
 
 `offbeat launch` tells every worker
 
-    OFFBEAT_SURVIVE=1    when this worker is lost, the others are left alive: to go on makes sense
+    OFFBEAT_SURVIVE=1    when this worker is lost, the others are left alive: to go on makes sense.
+                         0 if the launcher itself was started with that
     OFFBEAT_WORKER=5     its id, which nobody else in this job has or had; at the start its rank
     OFFBEAT_JOIN=1       only to a worker that was started again: the job runs, join it
 
@@ -12,7 +13,8 @@ TORCHELASTIC_RESTART_COUNT of the one that it stands in for, but an id of its ow
 A worker tells the launcher, by keys of the job's store without any prefix,
 
     offbeat/survive      from now on the others go on when one is lost. Without this key the first
-                         failure ends all. Delete it when that is over.
+                         failure ends all. Better left there at the end of the training: who has
+                         ended it must not be ended because another one dies in its last lines
     offbeat/joined/5     worker 5, which was started again, is a member now. Who has not said so is
                          ended when nobody is left whom it could join.
 """
@@ -48,6 +50,16 @@ def worker_id() -> int:
     return int(os.environ.get(WORKER) or os.environ.get("RANK", "0"))
 
 
-def root(store: Any) -> Any:
+def say_survives(store: Any) -> None:
+    """Tell the launcher that the others go on when a worker is lost."""
+    _root(store).set(SURVIVE_KEY, b"1")
+
+
+def say_joined(store: Any) -> None:
+    """Tell the launcher that this worker, which was started again, is a member now."""
+    _root(store).set(joined_key(worker_id()), b"1")
+
+
+def _root(store: Any) -> Any:
     """The job's store without any prefix, where the launcher looks for keys."""
     return getattr(store, "_underlying_non_prefix_store", store)

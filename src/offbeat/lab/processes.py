@@ -13,14 +13,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat.clusters import Cluster
 from offbeat.errors import WorkerLostError
@@ -28,6 +26,7 @@ from offbeat.lab import tasks
 from offbeat.lab.contestants import Contestant
 from offbeat.lab.train import WorkerFailed, train
 from offbeat.lab.watching import Outcome, Plan, Shared, Tell
+from offbeat.launch import Function, LaunchError, Supervisor, end_with_parent, host_store, how
 from offbeat.testing import job_variables
 
 _VERDICT_S = 5.0
@@ -60,23 +59,22 @@ class Pool:
 
     def __init__(self, workers: int) -> None:
         try:
-            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        except RuntimeError as error:
-            raise WorkerFailed(f"no port of this machine could be opened: {error}") from None
-        spawning = torch.multiprocessing.get_context("spawn")
-        self._children: list[Any] = []
+            self._store = host_store()
+        except LaunchError as error:
+            raise WorkerFailed(str(error)) from None
+        self._crew: Supervisor[Function] = Supervisor()
+        self._workers: list[Function] = []
         self._pipes: list[Connection] = []
         self._began = time.monotonic()
         # Workers inherit the mask: a Ctrl-C that comes now is heard here, when all have started.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for rank in range(workers):
-                mine, theirs = spawning.Pipe()
-                arguments = (rank, workers, self._store.port, theirs)
-                child = spawning.Process(target=_work, args=arguments, daemon=True)
-                child.start()
+                mine, theirs = Pipe()
+                told = (rank, workers, self._store.port, theirs)
+                worker = self._crew.add(Function(rank, "spawn", _work, *told, daemon=True))
                 theirs.close()
-                self._children.append(child)
+                self._workers.append(worker)
                 self._pipes.append(mine)
         except BaseException:
             self.kill()
@@ -95,7 +93,7 @@ class Pool:
         while len(outcomes) < len(self._pipes):
             rest_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             open_pipes = [p for n, p in enumerate(self._pipes) if n not in {*outcomes, *failures}]
-            ready = wait(open_pipes, rest_s)
+            _, ready = self._crew.wait(rest_s, *open_pipes)
             for rank in [n for n, p in enumerate(self._pipes) if p in ready]:
                 message = self._received(rank)
                 if isinstance(message, dict):
@@ -119,26 +117,25 @@ class Pool:
         """Let the workers end."""
         for pipe in self._pipes:
             pipe.close()
-        for child in self._children:
-            child.join(timeout=2.0)
-        self.kill()
+        self._crew.end(grace_s=2.0)
+        self._crew.close()
 
     def kill(self) -> None:
         """End the workers at once."""
-        for child in self._children:
-            child.kill()
-        for child in self._children:
-            child.join()
+        self._crew.close()
 
     def _received(self, rank: int) -> Any:
         try:
             return self._pipes[rank].recv()
         except (EOFError, ConnectionResetError):
-            self._children[rank].join(timeout=1.0)
-            status = self._children[rank].exitcode
-            how = f"was killed by signal {-status}" if status and status < 0 else "ended"
-            words = f"worker {rank} {how} (exit status {status})"
-            return _Failure(words, time.monotonic() - self._began, is_loss=False)
+            worker = self._workers[rank]
+            if (status := worker.exit_code()) is None:
+                self._crew.wait(timeout_s=1.0)
+                status = worker.exit_code()
+            ending = "closed its pipe" if status is None else how(status)
+            return _Failure(
+                f"worker {rank} {ending}", time.monotonic() - self._began, is_loss=False
+            )
 
 
 def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
@@ -165,11 +162,3 @@ def _done(job: Job, tell: Callable[[Any], None]) -> Outcome:
     os.environ["OFFBEAT_RECORDS"] = str(job.records)
     task = tasks.find(job.task)
     return train(task, job.contestant, job.plan, job.seed, Shared(), tell, pace=job.cluster)
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it has ended, however that was."""
-    parent = parent_process()
-    assert parent is not None, "a child process"
-    parent.join()
-    os._exit(1)

@@ -25,10 +25,10 @@ import torch
 from offbeat import records
 from offbeat.errors import ReportError
 from offbeat.lab.contestants import Contestant, told
-from offbeat.lab.processes import end_with_parent
 from offbeat.lab.progress import Progress
 from offbeat.lab.results import Result, Standings, end_line
 from offbeat.lab.runners import Real, Virtual
+from offbeat.launch import end_with_parent
 from offbeat.records import Line, RecordsFile, Sink
 
 if TYPE_CHECKING:

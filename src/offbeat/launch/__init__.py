@@ -4,7 +4,19 @@ One supervisor for all that starts workers: `offbeat launch`, `offbeat race --wo
 `offbeat.testing.processes`. They differ in what a worker runs and in what a loss means.
 """
 
-from offbeat.launch.job import Slot, host_store, slots, variables
+from offbeat.launch.functions import Function, end_with_parent
+from offbeat.launch.job import LaunchError, Slot, host_store, slots, variables
 from offbeat.launch.supervisor import Supervisor, Worker, how
 
-__all__ = ["Slot", "Supervisor", "Worker", "host_store", "how", "slots", "variables"]
+__all__ = [
+    "Function",
+    "LaunchError",
+    "Slot",
+    "Supervisor",
+    "Worker",
+    "end_with_parent",
+    "host_store",
+    "how",
+    "slots",
+    "variables",
+]

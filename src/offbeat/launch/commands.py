@@ -47,7 +47,9 @@ class Command(Worker):
             streams.started()
         super().__init__(slot.rank, self._process.pid)
         guard.protects(self.pid)
-        self._sentinel = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        self._sentinel: int | None = None
+        with suppress(AttributeError, OSError):  # systems that do not have it
+            self._sentinel = os.pidfd_open(self.pid)
 
     @property
     def sentinel(self) -> int | None:

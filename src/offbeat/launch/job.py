@@ -72,7 +72,8 @@ def variables(
 
 def survival_variables(slot: Slot, attempt: int) -> dict[str, str]:
     """What `offbeat launch` tells a worker besides; see `launched`."""
-    told = {launched.SURVIVE: "1", launched.WORKER: str(slot.worker(attempt))}
+    wanted = os.environ.get(launched.SURVIVE, "1")
+    told = {launched.SURVIVE: wanted, launched.WORKER: str(slot.worker(attempt))}
     return {**told, launched.JOIN: "1"} if attempt else told
 
 

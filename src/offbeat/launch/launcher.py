@@ -19,7 +19,15 @@ from contextlib import suppress
 
 from offbeat.launch.commands import Command
 from offbeat.launch.guard import Guard
-from offbeat.launch.job import Slot, Store, host_store, slots, survival_variables, variables
+from offbeat.launch.job import (
+    LaunchError,
+    Slot,
+    Store,
+    host_store,
+    slots,
+    survival_variables,
+    variables,
+)
 from offbeat.launch.logs import Logs
 from offbeat.launch.nodes import WELL, Nodes, connect, interface_of
 from offbeat.launch.plan import GRACE_S, INTERRUPT_GRACE_S, Plan
@@ -206,12 +214,17 @@ class _Launcher:
         done = self._restarts.get(worker.rank, 0)
         if done < self._plan.restarts and (left > 0 or self._nodes.others_running()):
             self._restarts[worker.rank] = done + 1
-            new = self._start(worker.slot, done + 1)
-            then += (
-                f", and it is started again as worker {new.slot.worker(new.attempt)} "
-                f"(pid {new.pid}), time {done + 1} of {self._plan.restarts}"
-            )
+            then += f", and {self._started_again(worker.slot, done + 1)}"
         say(f"lost {self._named(worker, then)}")
+
+    def _started_again(self, slot: Slot, attempt: int) -> str:
+        """Start a joiner; say so, or why it could not be started. The others go on either way."""
+        try:
+            pid = self._start(slot, attempt).pid
+        except LaunchError as error:
+            return f"it could not be started again: {error}"
+        times = f"time {attempt} of {self._plan.restarts}"
+        return f"it is started again as worker {slot.worker(attempt)} (pid {pid}), {times}"
 
     def _end_after(self, failures: list[Command]) -> None:
         deadline = time.monotonic() + _SETTLE_S

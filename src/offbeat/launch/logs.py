@@ -74,11 +74,14 @@ class Logs:
     def streams(self, slot: Slot, attempt: int) -> Streams:
         """Open the streams of a worker."""
         own = self._own(slot, attempt)
-        own.mkdir(parents=True, exist_ok=True)
-        return Streams(
-            self._stream(slot, _OUT, OUT, own / "stdout.log"),
-            self._stream(slot, _ERR, ERR, own / "stderr.log"),
-        )
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            return Streams(
+                self._stream(slot, _OUT, OUT, own / "stdout.log"),
+                self._stream(slot, _ERR, ERR, own / "stderr.log"),
+            )
+        except OSError as error:
+            raise LaunchError(f"the output of rank {slot.rank} has no place: {error}") from None
 
     def error_file(self, slot: Slot, attempt: int) -> Path:
         """Where a main function under torch's @record writes its error."""

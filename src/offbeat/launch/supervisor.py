@@ -94,9 +94,8 @@ class Supervisor(Generic[W]):
         for worker in self.running:
             worker.send(number)
 
-    def end(self, number: int = signal.SIGTERM, grace_s: float = 0.0) -> None:
-        """Ask all to end; who has not after the grace is killed."""
-        self.send(number)
+    def end(self, grace_s: float) -> None:
+        """Who has not ended after the grace is killed."""
         deadline = time.monotonic() + grace_s
         while self.running and (rest_s := deadline - time.monotonic()) > 0:
             self.wait(rest_s)

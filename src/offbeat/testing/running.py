@@ -15,13 +15,14 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from offbeat.launch import Function, Supervisor, host_store, slots
+from offbeat.launch import variables as variables_of
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
 """The first optimizer of a process imports dynamo, which takes longer than torch."""
@@ -62,60 +63,50 @@ def processes(
     `time_out_s` after all have begun is killed, and counts as an error, which shows where its
     threads were.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    spawning = torch.multiprocessing.get_context("forkserver")
-    spawning.set_forkserver_preload(PRELOADED)
-    began, children = time.monotonic(), []
+    store = host_store()
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
-    for rank in range(workers):
-        variables = {**job_variables(rank, workers, store.port), **(environment or {})}
-        child = spawning.Process(
-            target=_child,
-            args=(folder / str(rank), variables, time_out_s, function, arguments),
-        )
-        child.start()
-        children.append(child)
-    ended: dict[int, Ended] = {}
-    all_begun, until = False, began + START_S
-    while len(ended) < workers and time.monotonic() < until:
-        if not all_begun and all(_has_begun(folder / str(rank)) for rank in range(workers)):
-            all_begun, until = True, time.monotonic() + time_out_s
-        running = [children[rank].sentinel for rank in range(workers) if rank not in ended]
-        wait(running, timeout=max(until - time.monotonic(), 0.0) if all_begun else LOOK_S)
+    with Supervisor[Function]() as crew:
         for rank in range(workers):
-            if rank not in ended and not children[rank].is_alive():
-                result, error = _result(folder / str(rank))
-                seconds = time.monotonic() - began
-                ended[rank] = Ended(rank, children[rank].exitcode, result, error, seconds)
-    for rank, child in enumerate(children):
-        if rank not in ended:
-            child.kill()
-            child.join()
-            late = TimeoutError(f"worker {rank} was still running after {time_out_s} s")
-            late.add_note(_stacks(folder / str(rank)))
-            ended[rank] = Ended(rank, child.exitcode, None, late, time_out_s)
+            variables = {**job_variables(rank, workers, store.port), **(environment or {})}
+            told = (folder / str(rank), variables, time_out_s, function, arguments)
+            crew.add(Function(rank, "forkserver", _child, *told))
+        ended = _ends(crew, folder, time_out_s)
     shutil.rmtree(folder)
-    ordered = [ended[rank] for rank in range(workers)]
     if check:
-        for one in ordered:
+        for one in ended:
             if one.error is not None:
                 raise one.error
             if one.exit_code != 0:
                 raise RuntimeError(f"worker {one.rank} ended with exit status {one.exit_code}")
-    return ordered
+    return ended
+
+
+def _ends(crew: Supervisor[Function], folder: Path, time_out_s: float) -> list[Ended]:
+    """How all ended; who is late is killed."""
+    began, files = time.monotonic(), [folder / str(worker.rank) for worker in crew.running]
+    ended: dict[int, Ended] = {}
+    all_begun, until = False, began + START_S
+    while crew.running and time.monotonic() < until:
+        if not all_begun and all(map(_has_begun, files)):
+            all_begun, until = True, time.monotonic() + time_out_s
+        gone, _ = crew.wait(max(until - time.monotonic(), 0.0) if all_begun else LOOK_S)
+        for worker in gone:
+            result, error = _result(files[worker.rank])
+            seconds = time.monotonic() - began
+            ended[worker.rank] = Ended(worker.rank, worker.exit_code(), result, error, seconds)
+    late = list(crew.running)
+    crew.kill()
+    for worker in late:
+        error = TimeoutError(f"worker {worker.rank} was still running after {time_out_s} s")
+        error.add_note(_stacks(files[worker.rank]))
+        ended[worker.rank] = Ended(worker.rank, worker.exit_code(), None, error, time_out_s)
+    return [ended[rank] for rank in sorted(ended)]
 
 
 def job_variables(rank: int, workers: int, port: int) -> dict[str, str]:
     """What torchrun tells a worker of a job on this host, whose store is served at `port`."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    return variables_of(slots([workers], 0)[rank], "127.0.0.1", port)
 
 
 def _child(
