@@ -23,7 +23,7 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from offbeat.clusters import Cluster
+from offbeat.clusters import Cluster, draws
 from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
@@ -32,6 +32,8 @@ from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
 from offbeat.worlds.virtual_store import Store
+
+_OVERHEAD_STREAM = -2
 
 
 @dataclass
@@ -116,7 +118,8 @@ class VirtualWorld(World):
         self.city = city
         self.control = city.store
         self._clock = city.clock
-        self._step_s = cluster.overhead.step_s
+        self._overhead = cluster.overhead
+        self._key = draws.key(seed, worker.rank, _OVERHEAD_STREAM)
 
     def now(self) -> float:
         return self._clock.now
@@ -125,13 +128,14 @@ class VirtualWorld(World):
         self._clock.sleep_until(moment)
 
     def compute_s(self, step: int, samples: float, since: float) -> float:
-        return super().compute_s(step, samples, since) + self._step_s
+        device_s = super().compute_s(step, samples, since)
+        return device_s + self._overhead.of_step_s(self._key, step)
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return self.city.places.open(self.rank, name, checked_members(name, members, self))
 
     def condition(self, name: str) -> base.Condition:
-        return _Condition(self._clock, name, self.city.cluster.overhead.wake_s)
+        return _Condition(self._clock, name, self._overhead.wake_s)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
         return _Activity(self._clock, self._clock.start(self.worker, name, run))
