@@ -68,6 +68,7 @@ ALGORITHMS = (
     *("dpsgd", "decentlam", "dmsgd", "edm", "tracking"),
 )
 QUICK = ("sync", "eager", "abs", "asgd")
+QUICK_CLUSTERS = ("half-speed", "bytedance")
 QUICK_SECONDS = 1.5
 
 
@@ -300,7 +301,7 @@ def show(rows: list[Row]) -> dict[str, float]:
 
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
-    parser.add_argument("--clusters", default=",".join(CLUSTERS))
+    parser.add_argument("--clusters", help=f"of {','.join(CLUSTERS)}; all, if not --quick")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--show", action="store_true", help="what --json has, without measuring")
     parser.add_argument("--real", action="store_true", help="the real runs alone; then --again")
@@ -321,7 +322,10 @@ def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
     specs = list(QUICK if arguments.quick else ALGORITHMS)
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     seeds = [1] if arguments.quick else [int(seed) for seed in arguments.seeds.split(",")]
-    for name, seed in product(arguments.clusters.split(","), seeds):
+    clusters = QUICK_CLUSTERS if arguments.quick else CLUSTERS
+    if arguments.clusters:
+        clusters = tuple(arguments.clusters.split(","))
+    for name, seed in product(clusters, seeds):
         new = measured(name, seed, specs, seconds)
         rows = [row for row in rows if (row["cluster"], row["seed"]) != (name, seed)]
         if arguments.real:

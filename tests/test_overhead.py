@@ -8,6 +8,7 @@ from nets import net, sgd, train
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.errors import ClusterError
 from offbeat.lab.overhead import KINDS, PACE_S, fit_overhead, of_virtual
 from offbeat.worlds import World, enter_world
 
@@ -144,7 +145,9 @@ def test_real_processes_are_not_charged() -> None:
 def test_resizing_keeps_it_and_describing_tells_it() -> None:
     found = cluster(step_s=0.0005, wake_s=0.0001)
     assert found.resized(7).overhead == found.overhead
-    assert "500 µs per micro-batch, 0 per exchange, 100 to wake up" in found.describe()
+    assert (
+        "500 µs per micro-batch (0 by chance), 0 per exchange, 100 to wake up" in found.describe()
+    )
 
 
 # ---------------------------------------------------------------- found by a profile
@@ -155,11 +158,10 @@ NETWORK = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9, "all_reduce": "ring"
 @pytest.mark.parametrize(
     "overhead",
     [
-        {"step_s": 0.0, "exchange_s": 0.0, "wake_s": 0.0},
-        {"step_s": 5e-4, "exchange_s": 0.0, "wake_s": 0.0},
-        {"step_s": 3e-4, "exchange_s": 7e-4, "wake_s": 2e-4},
+        {"step_s": 0.0, "jitter_s": 0.0, "exchange_s": 0.0, "wake_s": 0.0},
+        {"step_s": 3e-4, "jitter_s": 0.0, "exchange_s": 7e-4, "wake_s": 2e-4},
     ],
-    ids=["nothing", "steps", "all"],
+    ids=["nothing", "all"],
 )
 def test_a_profile_finds_what_was_charged(overhead: dict[str, float]) -> None:
     """Where virtual workers are the ones to be measured, all that they pay is known."""
@@ -175,4 +177,30 @@ def test_the_lateness_of_a_paced_wake_up_is_not_that_of_a_real_device() -> None:
     where = Cluster.model_validate({"workers": 2, **tables})
     probes = {kind: of_virtual(make(), where) for kind, make in KINDS.items()}
     found = fit_overhead([probes] * 2, NETWORK, paced=False)
-    assert found == pytest.approx({"step_s": 0.0, "exchange_s": 0.0, "wake_s": 0.0}, abs=1e-9)
+    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-9)
+
+
+def test_a_profile_finds_jitter_by_its_spread() -> None:
+    """So many steps of one worker say so much of it."""
+    overhead = {"step_s": 8e-4, "jitter_s": 3e-4, "exchange_s": 7e-4, "wake_s": 2e-4}
+    tables = {"network": NETWORK, "overhead": overhead, "compute": {"step_s": PACE_S}}
+    where = Cluster.model_validate({"workers": 4, **tables})
+    probes = {kind: of_virtual(make(), where) for kind, make in KINDS.items()}
+    found = fit_overhead([probes] * 4, NETWORK, paced=True)
+    assert found == pytest.approx(overhead, rel=0.3, abs=1e-4)
+
+
+def test_jitter_is_drawn_anew_for_every_step_and_keeps_the_mean() -> None:
+    host = cluster(step_s=0.5, jitter_s=0.25).overhead
+    drawn = [host.of_step_s(7, step) for step in range(4000)]
+    assert drawn == [host.of_step_s(7, step) for step in range(4000)]
+    assert min(drawn) >= 0.25
+    assert sum(drawn) / len(drawn) == pytest.approx(0.5, rel=0.02)
+    assert host.of_step_s(8, 0) != host.of_step_s(7, 0)
+
+
+def test_jitter_beyond_its_step_is_refused() -> None:
+    with pytest.raises(
+        ClusterError, match=r"overhead.jitter_s is a part of step_s: at most 0.1, got"
+    ):
+        cluster(step_s=0.1, jitter_s=0.2)

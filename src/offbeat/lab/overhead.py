@@ -3,15 +3,16 @@
 Every worker runs a few short trainings of a small model, paced at 20 ms a micro-batch, so that what
 they compute is known. What is left of a step's time is the host's:
 
-    in lockstep        the worker's own part of a step is `step_s`; what the round takes beyond that
-                       and beyond the network's all-reduce, `exchange_s`
-    by a background    the same rounds, started by messages; virtual time with both says what they
-                       take if nobody is late to wake up, and the rest is so many `wake_s`
+    in lockstep        the worker's own part of a step is `step_s`, and its spread `jitter_s`; what
+                       a round takes beyond the same in virtual time is `exchange_s`
+    by a background    the same rounds, started by messages; what they take beyond virtual time is
+                       so many `wake_s`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from statistics import fmean, median
 from typing import Any
 
@@ -28,6 +29,7 @@ from offbeat.worlds.virtual import run
 
 PACE_S = 0.02
 STEPS = 80
+_VIRTUAL_STEPS = 40
 _WARM_UP = 10
 _WIDTH = 64
 _TRIAL_WAKE_S = 1e-4
@@ -35,8 +37,8 @@ _MOST = 0.95
 """The share of steps that count: a few are stalls of the machine, not of ours."""
 
 Probes = dict[str, dict[str, float]]
-"""By kind of start: the seconds of a step, the worker's own part of it, and the lateness of its
-wake-up from computing."""
+"""By kind of start: the seconds of a step, the worker's own part of it and the spread of that, and
+the lateness of its wake-up from computing."""
 KINDS: dict[str, Callable[[], Algorithm]] = {
     "lockstep": lambda: SyncSGD(overlap=False),
     "background": lambda: EagerSGD("all"),
@@ -88,7 +90,15 @@ def seen(lines: list[records.Line]) -> dict[str, float]:
     late = [computed[at]["to_s"] - begun[at] - PACE_S for at in steps]
     whole = [begun[at + 1] - begun[at] for at in steps]
     own = [taken - waited.get(at, 0.0) - PACE_S for at, taken in zip(steps, whole, strict=True)]
-    return {"step_s": _usual(whole), "own_s": _usual(own), "late_s": _usual(late)}
+    found = {"step_s": whole, "own_s": own, "late_s": late}
+    return {name: _usual(values) for name, values in found.items()} | {"jitter_s": _spread(own)}
+
+
+def _spread(values: list[float]) -> float:
+    """The mean of an exponential that is as wide, from 10 % to 90 %."""
+    ordered = sorted(values)
+    tenth = len(ordered) // 10
+    return (ordered[-1 - tenth] - ordered[tenth]) / log(9)
 
 
 def _usual(values: list[float]) -> float:
@@ -105,8 +115,9 @@ def fit_overhead(everyone: list[Probes], network: dict[str, Any], paced: bool) -
     size = len(everyone)
     lockstep = [each["lockstep"] for each in everyone]
     late_s = 0.0 if paced else median(each["late_s"] for each in lockstep)
-    found = {"step_s": max(0.0, median(each["own_s"] for each in lockstep) - late_s)}
-    found["exchange_s"] = 0.0
+    step_s = max(0.0, median(each["own_s"] for each in lockstep) - late_s)
+    jitter_s = min(step_s, median(each["jitter_s"] for each in lockstep))
+    found = {"step_s": step_s, "jitter_s": jitter_s, "exchange_s": 0.0}
 
     def beyond_s(kind: str, **more: float) -> float:
         """By how much a real step takes longer than a virtual one."""
@@ -129,7 +140,7 @@ def of_virtual(algorithm: Algorithm, cluster: Cluster) -> dict[str, float]:
     def worker() -> None:
         world = enter_world()
         sink = lines.append if world.rank == 0 else (lambda line: None)
-        _train(world, algorithm, 2 * _WARM_UP, sink)
+        _train(world, algorithm, _VIRTUAL_STEPS, sink)
 
     run(worker, cluster)
     return seen(lines)

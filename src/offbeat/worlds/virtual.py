@@ -35,6 +35,8 @@ from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
 from offbeat.worlds.virtual_store import InEpoch, Store
 
+_OVERHEAD_STREAM = -2
+
 
 @dataclass
 class Run:
@@ -119,7 +121,8 @@ class VirtualWorld(World):
         self.city = city
         self.control = city.store
         self._clock = city.clock
-        self._step_s = cluster.overhead.step_s
+        self._overhead = cluster.overhead
+        self._key = draws.key(seed, worker.rank, _OVERHEAD_STREAM)
 
     def now(self) -> float:
         return self._clock.now
@@ -128,7 +131,8 @@ class VirtualWorld(World):
         self._clock.sleep_until(moment)
 
     def compute_s(self, step: int, samples: float, since: float) -> float:
-        return super().compute_s(step, samples, since) + self._step_s
+        device_s = super().compute_s(step, samples, since)
+        return device_s + self._overhead.of_step_s(self._key, step)
 
     def codec_s(self, size_bytes: int) -> float:
         return size_bytes / self.city.cluster.network.codec_bytes_per_s
@@ -144,7 +148,7 @@ class VirtualWorld(World):
         return self.city.places.sent_bytes
 
     def condition(self, name: str) -> base.Condition:
-        return _Condition(self._clock, name, self.city.cluster.overhead.wake_s)
+        return _Condition(self._clock, name, self._overhead.wake_s)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
         return _Activity(self._clock, self._clock.start(self.worker, name, run))
