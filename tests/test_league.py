@@ -113,7 +113,7 @@ def test_who_mostly_fails_never_arrives_and_is_not_left_out(results: Path) -> No
 
 
 def test_over_all_races_the_one_that_is_behind_the_least_is_first(results: Path) -> None:
-    best, *_, worst = league.figures.overall(league.load([results]))
+    best, *_, worst = league.figures.of(league.load([results])).overall
     assert (best.label, best.first, best.near, best.never) == ("waitfree", 1, 2, 0)
     assert best.behind == [6.3 / 6.0, 1.5]
     assert (worst.label, worst.first, worst.never) == ("dpsgd", 0, 1)
@@ -132,8 +132,10 @@ def test_a_race_that_was_not_run_is_named_and_one_that_is_not_whole_says_so(tmp_
     found = league.load([written(tmp_path / "r.jsonl", fewer, ("uniform-8",))])
     assert found.waiting == ["noisy on uniform-8"]
     assert (found.cells[0].runs, found.cells[0].planned) == (16, 20)
-    assert "4 of 20 runs are missing: it does not count" in league.page.page(found)
-    assert league.figures.overall(found) == []
+    assert "4 of 20 runs are missing: it does not count" in league.page.page(
+        found, league.figures.of(found)
+    )
+    assert league.figures.of(found).overall == []
 
 
 def test_a_campaign_that_is_being_written_can_be_looked_at(results: Path) -> None:
@@ -189,7 +191,8 @@ def test_the_command_shows_a_table_and_writes_a_page(results: Path, tmp_path: Pa
 
 @pytest.fixture
 def page(browser: Any, results: Path, tmp_path: Path) -> Iterator[Any]:
-    league.page.write(league.load([results]), tmp_path / "league.html")
+    found = league.load([results])
+    league.page.write(found, league.figures.of(found), tmp_path / "league.html")
     yield opened(browser, tmp_path / "league.html")
     assert browser.get_log("browser") == []
 

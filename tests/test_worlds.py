@@ -6,10 +6,12 @@ import sys
 import threading
 
 import pytest
+import torch
 
 import offbeat
 from offbeat import testing
 from offbeat.clusters import Cluster
+from offbeat.worlds import enter_world, leave_world
 
 NETWORKED = Cluster.uniform(4, latency_s=0.001, bandwidth_bytes_per_s=1e9)
 
@@ -32,3 +34,26 @@ def test_the_world_of_one_conforms(check: testing.Check) -> None:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_real_world_conforms(workers: int) -> None:
     testing.processes(testing.on_this_world(*testing.CHECKS), workers)
+
+
+def test_the_bytes_that_all_workers_send_are_counted() -> None:
+    def work() -> list[float | None]:
+        world = enter_world(None, 0)
+        channel, counted = world.channel("bytes"), []
+        four = torch.zeros(4)  # 16 bytes
+        for call in (
+            lambda: channel.all_reduce(four),
+            lambda: channel.broadcast(four, 0),
+            lambda: channel.all_gather(four, torch.zeros(3, 4)),
+            lambda: channel.exchange({(world.rank + 1) % 3: four}, {(world.rank - 1) % 3: four}),
+        ):
+            call().wait()
+            world.sleep_until(10.0 * (1 + len(counted)))  # all have sent
+            counted.append(world.sent_bytes)
+        channel.close()
+        leave_world(world)
+        return counted
+
+    sums = [2 * 2 * 16, 2 * 16, 3 * 2 * 16, 3 * 16]
+    expected = [float(sum(sums[: count + 1])) for count in range(4)]
+    assert offbeat.run(work, "uniform-8", workers=3).results == [expected] * 3

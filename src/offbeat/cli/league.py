@@ -37,12 +37,13 @@ def league(
     """
     try:
         found = leagues.load(results)
+        figures = leagues.figures.of(found)
         if report is not None:
-            leagues.page.write(found, report)
+            leagues.page.write(found, figures, report)
     except ReportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    over_all = leagues.figures.overall(found)
+    over_all = figures.overall
     out = Console(highlight=False, markup=False)
     if not out.is_terminal:
         out = Console(highlight=False, markup=False, width=WIDE)

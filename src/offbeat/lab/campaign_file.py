@@ -80,16 +80,13 @@ class Settings(BaseModel):
 
     def races(self, command: str = "") -> list[Race]:
         """Make them, in order; ValueError for what cannot be meant."""
-        cells = self._cells()
-        if not cells:
+        found = [Race.of(**cell, command=command) for cell in self._cells()]
+        if not found:
             raise ValueError("a campaign needs clusters and tasks, or [[race]] tables with both")
-        seen: set[tuple[str, str]] = set()
-        for cell in cells:
-            place = cell["cluster"], cell["task"]
-            if place in seen:
-                raise ValueError(f"{place[1]} on {place[0]} is named twice")
-            seen.add(place)
-        return [Race.of(**cell, command=command) for cell in cells]
+        names = [f"{race.task_name} on {race.cluster.name}" for race in found]
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise ValueError(f"{twice[0]} is named twice")
+        return found
 
     def places(self) -> list[tuple[str, str, int]]:
         """Of each race its task, its cluster's name, and how many algorithms: nothing is loaded."""

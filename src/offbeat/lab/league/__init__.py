@@ -1,8 +1,10 @@
 """The league: what campaigns have found, over all their clusters and tasks; a table and a page.
 
-found = league.load([Path("benchmarks/results/league.jsonl")])
-league.figures.overall(found)          every algorithm over all races
-league.page.write(found, "league.html")
+    found = league.load([Path("benchmarks/results/league.jsonl")])
+    figures = league.figures.of(found)     rankings, and every algorithm over all races
+    league.page.write(found, figures, "league.html")
+
+A race counts only if all its contestants have run with all seeds.
 """
 
 from offbeat.lab.league import figures, page

@@ -16,7 +16,7 @@ from offbeat.lab.families import family
 from offbeat.lab.league.load import Cell, League
 from offbeat.lab.verdict import Standing, baseline, is_faster
 from offbeat.report import spread
-from offbeat.report.spread import Interval
+from offbeat.report.spread import ENOUGH_SEEDS, Interval
 
 NEAR = 1.5
 """Within so many times the seconds of the best, a method is near it."""
@@ -78,11 +78,26 @@ def entries(cell: Cell) -> list[Entry]:
     return [_entry(each, ordered, base, best_s) for each in ordered]
 
 
-def overall(league: League) -> list[Overall]:
+@dataclass(frozen=True)
+class Figures:
+    """All of a league: to find them takes seconds, so it is done once."""
+
+    rankings: list[list[Entry]]
+    """Race by race."""
+    overall: list[Overall]
+
+
+def of(league: League) -> Figures:
+    """Find them."""
+    rankings = [entries(cell) for cell in league.cells]
+    return Figures(rankings, _over_all(league, rankings))
+
+
+def _over_all(league: League, rankings: list[list[Entry]]) -> list[Overall]:
     """Every algorithm over all whole races, the one that is behind the least first."""
     by_label: dict[str, list[Entry]] = {label: [] for label in league.labels}
-    for cell in league.whole:
-        for entry in entries(cell):
+    for cell, ranking in zip(league.cells, rankings, strict=True):
+        for entry in ranking if cell.whole else ():
             by_label[entry.label].append(entry)
     found = [_overall(label, some) for label, some in by_label.items() if some]
     return sorted(found, key=lambda each: (each.median_behind, -each.first, -each.near))
@@ -139,8 +154,13 @@ def _rank(mine: Standing, all_: list[Standing]) -> tuple[int, int]:
 
 
 def _surely(one: Standing, other: Standing) -> bool:
-    """As `is_faster`, without the bootstrap where the median decides already."""
-    return one.median_s < other.median_s and is_faster(one, other)
+    """As `is_faster`, without the bootstrap where all seeds say the same."""
+    if one.median_s >= other.median_s:
+        return False
+    ours, theirs = one.times, other.times
+    both = [seed for seed in ours if seed in theirs]
+    everywhere = all(ours[seed] < theirs[seed] for seed in both)
+    return (everywhere and len(both) >= ENOUGH_SEEDS) or is_faster(one, other)
 
 
 def _missed(standing: Standing) -> int:

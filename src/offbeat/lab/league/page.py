@@ -12,8 +12,7 @@ from string import Template
 from typing import Any
 
 from offbeat.lab.families import FAMILIES, OTHER
-from offbeat.lab.league import figures
-from offbeat.lab.league.figures import Entry, Overall
+from offbeat.lab.league.figures import NEAR, Entry, Figures, Overall
 from offbeat.lab.league.load import Cell, League
 from offbeat.lab.league.words import bytes_of, facts, sentences, span
 from offbeat.report.files import WholeFile
@@ -30,17 +29,15 @@ _PROFILE_TO = 8.0
 _PROFILE_STEPS = 121
 
 
-def write(league: League, path: str | Path) -> None:
+def write(league: League, found: Figures, path: str | Path) -> None:
     """Write the page; raises ReportError if that cannot be done, and then leaves no file."""
-    text = page(league)
     with WholeFile(path) as file:
-        file.write(text)
+        file.write(page(league, found))
 
 
-def page(league: League) -> str:
+def page(league: League, found: Figures) -> str:
     """Return the whole page."""
-    rankings = [figures.entries(cell) for cell in league.cells]
-    over_all = figures.overall(league)
+    rankings, over_all = found.rankings, found.overall
     return Template(part("page/league.html")).substitute(
         facts=" · ".join(map(html.escape, facts(league))),
         verdicts="".join(f"<p>{html.escape(text)}</p>" for text in sentences(league, over_all)),
@@ -114,7 +111,7 @@ def _overall(over_all: list[Overall]) -> str:
         body += _cell(_times(worst), worst) + "</tr>"
     about = {
         "first": "races in which it is the fastest, or as fast within the spread",
-        "near": f"races in which it needs at most {figures.NEAR:g} times the seconds of the best",
+        "near": f"races in which it needs at most {NEAR:g} times the seconds of the best",
         "never": "races in which most of its seeds do not come to the target",
         "behind": "its seconds over those of the best, in the median over its races",
         "worst": "the same in its worst race",
