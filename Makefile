@@ -11,7 +11,7 @@ DEMO := sync lbbsp dropcompute:window_rounds=10 eager msync abs nonblocking \
         --task noisy --cluster mixed-4 --trials 6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format clean
+.PHONY: help demo test test-fast test-frameworks check format clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,10 @@ test: check  ## install, then every check and every test
 
 test-fast: $(READY)  ## the tests that need no other process, in under a minute
 	$(BIN)/python -m pytest -m "not real and not slow" --numprocesses 2
+
+test-frameworks: $(READY)  ## install Lightning, Accelerate and transformers, and test them
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,frameworks]'
+	$(BIN)/python -m pytest -m frameworks
 
 check: $(READY)  ## lint, format, types, the direction of imports
 	$(BIN)/ruff check .

@@ -32,11 +32,12 @@ def draw(script: Path, stem: Path, size: tuple[int, int], **given: Any) -> None:
 def _page(script: Path, given: dict[str, Any]) -> str:
     part = {
         name: (files("offbeat.report") / name).read_text(encoding="utf-8")
-        for name in ("page/style.css", "page/charts.js", "vendor/echarts.min.js")
+        for name in ("page/style.css", "page/look.js", "page/charts.js", "vendor/echarts.min.js")
     }
     constants = "".join(f"const {name} = {json.dumps(value)};" for name, value in given.items())
     drawing = script.read_text(encoding="utf-8")
-    scripts = (part["vendor/echarts.min.js"], constants, part["page/charts.js"], drawing)
+    charts = (part["page/look.js"], part["page/charts.js"])
+    scripts = (part["vendor/echarts.min.js"], constants, *charts, drawing)
     style = part["page/style.css"] + FONTS
     return f"<!doctype html><meta charset='utf-8'><style>{style}</style><body>" + "".join(
         f"<script>{each}</script>" for each in scripts

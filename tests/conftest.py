@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from pool import Pool
 
+from offbeat.testing.running import PRELOADED
 from offbeat.worlds import current
 
 # The store of torch.distributed looks up the name of whoever connects. Where the name server now
@@ -46,3 +50,49 @@ def _no_world_is_left_open() -> Iterator[None]:
     """A world that a test leaves open would be the next one's, with all its settings."""
     yield
     assert current._process_world is None, "this test has left its world open"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Debian's Chromium without a screen; it ends with the tests, whatever happens in them."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
+        *("disable-background-networking", "disable-component-update", "disable-sync"),
+        *("disable-dev-shm-usage", "window-size=1280,1000"),
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        started.set_page_load_timeout(60)
+        started.set_script_timeout(60)
+        yield started
+    finally:
+        started.quit()
+
+
+@pytest.fixture(scope="session")
+def framework_workers() -> Iterator[Callable[..., list[Any]]]:
+    """Run a function on two workers that have imported the frameworks, and return its results.
+
+    Importing them takes longer than most of their tests, so the workers serve all of these.
+    """
+    PRELOADED.extend(["lightning.pytorch", "transformers.trainer"])
+    with Pool(2) as pool:
+
+        def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            ended = pool.run(function, *arguments, limit_s=60.0, after_error_s=5.0)
+            for one in ended:
+                assert not one.error, one.words
+            for one in ended:
+                assert not one.hung, one.stacks
+            return [one.result for one in ended]
+
+        yield run

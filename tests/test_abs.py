@@ -558,4 +558,5 @@ def test_nobody_waits_on_real_processes_either(tmp_path: Path) -> None:
         computed = [line for line in lines if line["kind"] == "compute" and line["rank"] == rank]
         assert len(computed) == stats.steps
         gaps = sum(after["from_s"] - before["to_s"] for before, after in pairwise(computed))
-        assert gaps < 0.05 * (computed[-1]["to_s"] - computed[0]["from_s"])
+        # In lockstep the fast ones wait for half of the time; a busy machine costs a little, too.
+        assert gaps < 0.25 * (computed[-1]["to_s"] - computed[0]["from_s"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from typer.testing import CliRunner
 from offbeat import report
 from offbeat.cli import app
 from offbeat.errors import ReportError
-from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+from offbeat.lab.campaign import PROCESSES, Campaign, ResultsFile
+from offbeat.lab.campaign_file import Settings
 from offbeat.lab.progress import Progress
 from offbeat.lab.results import Result
 
@@ -41,13 +44,15 @@ class Interrupting(Progress):
             raise KeyboardInterrupt
 
 
-def done(path: Path, show: Progress | None = None, **changed: Any) -> list[Result]:
+def done(
+    path: Path, show: Progress | None = None, engine: str = PROCESSES, **changed: Any
+) -> list[Result]:
     """Run a campaign as far as it goes; its results so far, in order."""
     campaign = Campaign(Settings(**{**SMALL, **changed}))
     file = ResultsFile(path)
     try:
         campaign.read(file)
-        campaign.run(file, show or Progress(), jobs=2)
+        campaign.run(file, show or Progress(), jobs=2, engine=engine)
     except KeyboardInterrupt:
         pass
     finally:
@@ -115,11 +120,31 @@ def test_a_full_disk_is_said() -> None:
     file.close()
 
 
+def test_a_disk_that_is_full_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    file = ResultsFile(path)
+    file.append({"kind": "campaign"})
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))  # half of a line fits
+    try:
+        with pytest.raises(ReportError, match="what was there is kept, and the same command"):
+            file.append({"kind": "tuned", "label": "sync"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    file.append({"kind": "tuned"})
+    file.close()
+    assert kinds(path) == {"campaign": 1, "tuned": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("algorithms = [", "not TOML"),
-        ('algorithms = ["sync"]\ntasks = ["quadratic"]', 'key "clusters": Field required'),
+        (
+            'algorithms = ["sync"]\ntasks = ["quadratic"]',
+            "needs clusters and tasks, or [[race]] tables",
+        ),
         ("{small}\nsedes = 3", 'key "sedes": Extra inputs are not permitted'),
         ('{small}\nseeds = "3"', 'key "seeds": Input should be a valid integer'),
         ("{small}\nseeds = 0", "seeds must be between"),
@@ -129,7 +154,7 @@ def test_a_full_disk_is_said() -> None:
         ('{small}\ntarget = "fast"', "target must be such as"),
         (
             'algorithms = ["sync"]\nclusters = ["mixed-4", "mixed-4"]\ntasks = ["quadratic"]',
-            "mixed-4 is named twice",
+            "quadratic on mixed-4 is named twice",
         ),
     ],
 )
@@ -159,3 +184,70 @@ def test_the_command_shows_a_table_and_a_sentence_for_each_race(tmp_path: Path) 
         assert "timing on half-speed-4" in done.stdout
         assert "The most samples a second has eager" in done.stdout
     assert kinds(tmp_path / "c.jsonl") == {"campaign": 1, "tuned": 2, "run": 2, "result": 2}
+
+
+def test_races_can_be_named_one_by_one_and_the_first_are_whole_first(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("workers = 2\n[compute]\nstep_s = 0.1\n")
+    text = """
+        algorithms = ["sync", "eager"]
+        seeds = 1
+        rates = "1"
+        until = "4rounds"
+        [[race]]
+        clusters = ["own.toml"]
+        tasks = ["quadratic"]
+        [[race]]
+        clusters = ["half-speed-4"]
+        tasks = ["quadratic", "timing"]
+        algorithms = ["local"]
+    """
+    (tmp_path / "c.toml").write_text(text)
+    campaign = Campaign(Settings.load(tmp_path / "c.toml"))
+    file = ResultsFile(tmp_path / "c.jsonl")
+    campaign.read(file)
+    campaign.run(file, Progress(), jobs=1)
+    file.close()
+    lines = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    found = [(each["cluster"], each["task"], each["label"]) for each in lines if "seed" in each]
+    own, half = ("own", "quadratic"), "half-speed-4"
+    expected = [(*own, "sync"), (*own, "eager"), (half, "quadratic", "local")]
+    assert list(dict.fromkeys(found)) == [*expected, (half, "timing", "local")]
+    races = [each["race"] for each in lines if each["kind"] == "result"]
+    assert races == sorted(races)
+
+
+def test_a_cluster_file_that_has_changed_is_another_campaign(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("workers = 2\n[compute]\nstep_s = 0.1\n")
+    chosen = {**SMALL, "clusters": [str(own)]}
+    file = ResultsFile(tmp_path / "r.jsonl")
+    Campaign(Settings(**chosen)).read(file)
+    own.write_text("workers = 2\n[compute]\nstep_s = 0.2\n")
+    with pytest.raises(ReportError, match="of a campaign with other settings"):
+        Campaign(Settings(**chosen)).read(file)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [("dask", "engine must be processes, ray or ray:ADDRESS, got 'dask'"), ("ray", "pip install")],
+)
+def test_an_engine_that_is_not_there_is_said(tmp_path: Path, engine: str, words: str) -> None:
+    if engine == "ray" and find_spec("ray") is not None:
+        pytest.skip("Ray is installed")
+    path = tmp_path / "c.toml"
+    path.write_text('algorithms = ["sync"]\nclusters = ["half-speed-4"]\ntasks = ["quadratic"]')
+    done = CliRunner().invoke(app, ["campaign", str(path), "--engine", engine])
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.filterwarnings("default")  # of Ray itself
+def test_a_ray_cluster_of_two_processes_comes_to_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install 'offbeat[ray]'")
+    here = done(tmp_path / "here.jsonl")
+    assert done(tmp_path / "ray.jsonl", engine="ray") == here
+    assert kinds(tmp_path / "ray.jsonl") == kinds(tmp_path / "here.jsonl")

@@ -610,12 +610,12 @@ MISTAKES: list[tuple[str, str]] = [
     (
         "wrokers = 8",
         "wrokers is not a known key, did you mean workers? (known: name, description, "
-        "workers, speed, compute, group, noise, network, event)",
+        "workers, speed, compute, group, noise, network, overhead, event)",
     ),
     (
         "workers = 8\n[[events]]\nkind = 'crash'",
         "events is not a known key, did you mean event? (known: name, description, workers, "
-        "speed, compute, group, noise, network, event)",
+        "speed, compute, group, noise, network, overhead, event)",
     ),
     (
         EIGHT + "steps = 3",
@@ -635,7 +635,8 @@ MISTAKES: list[tuple[str, str]] = [
     (
         EIGHT + "[network]\nlatency = 1",
         "network.latency is not a known key, did you mean latency_s? (known: latency_s, "
-        "bandwidth_bytes_per_s, control_latency_s, all_reduce, codec_bytes_per_s, link, zone)",
+        "bandwidth_bytes_per_s, control_latency_s, all_reduce, sharing, codec_bytes_per_s, link, "
+        "zone)",
     ),
     # workers and speeds
     ("workers = 0", "workers must be at least 1, got 0"),

@@ -21,6 +21,9 @@ PACKAGE = ROOT / "src" / "offbeat"
 README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting_page.py
+FRAMEWORKS = {  # import what need not be installed
+    f"offbeat.integrations.{name}" for name in ("accelerate", "lightning", "transformers")
+}
 
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT = "<!-- fragment -->\n"
@@ -64,6 +67,7 @@ def modules() -> list[ModuleType]:
         *(
             importlib.import_module(found.name)
             for found in pkgutil.walk_packages(offbeat.__path__, "offbeat.")
+            if found.name not in FRAMEWORKS
         ),
     ]
 

@@ -343,3 +343,17 @@ def test_a_paced_crash_is_a_real_one(tmp_path: Path) -> None:
     assert survivor.error.rank == 1
     with pytest.raises(WorkerLostError, match="worker 1 was lost at virtual time 1 s"):
         offbeat.run(lambda: train(50), Cluster.load(str(file)))
+
+
+# --- the tool itself ---------------------------------------------------------------------------
+
+
+def _stuck() -> None:
+    threading.Event().wait()
+
+
+def test_a_process_that_is_late_is_killed_and_shows_where_it_was() -> None:
+    (late,) = processes(_stuck, 1, time_out_s=2, check=False)
+    assert late.exit_code == -signal.SIGKILL
+    assert isinstance(late.error, TimeoutError)
+    assert "in _stuck" in "".join(late.error.__notes__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import colours, hover, opened
 from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner, Result
@@ -30,6 +30,7 @@ from offbeat.records import Line, RecordsFile, worker_file
 from offbeat.report.columns import tick
 from offbeat.report.curves import curve
 from offbeat.report.lines import Begin, Compute, Round, Wait
+from offbeat.report.pieces import as_script
 from offbeat.report.spans import STATES, seconds_by_state, spans
 
 CLUSTER = "two-slow-of-eight"
@@ -533,7 +534,7 @@ def test_the_page_is_one_file_that_nothing_in_it_can_break(runs: report.Runs) ->
 
 
 def test_a_script_inside_the_library_could_not_end_the_page() -> None:
-    assert report.html._script('a = "</script>", b = "</SCRIPT >"') == (
+    assert as_script('a = "</script>", b = "</SCRIPT >"') == (
         'a = "<\\/script>", b = "<\\/SCRIPT >"'
     )
 
@@ -543,44 +544,6 @@ CHARTS = (
     *("timeline", "accuracy-at_s", "accuracy-samples"),
     *("loss-at_s", "loss-samples", "shares", "staleness"),
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Debian's Chromium without a screen; it ends with the tests, whatever happens in them."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
-        *("disable-background-networking", "disable-component-update", "disable-sync"),
-        *("disable-dev-shm-usage", "window-size=1280,1000"),
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        started.set_page_load_timeout(60)
-        started.set_script_timeout(60)
-        yield started
-    finally:
-        started.quit()
-
-
-def opened(browser: Any, page: Path) -> Any:
-    """Open a page, and wait until it says that it is on the screen."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    WebDriverWait(browser, 60).until(
-        lambda _: browser.execute_script("return document.documentElement.dataset.ready")
-    )
-    return browser
 
 
 @pytest.fixture
@@ -597,31 +560,6 @@ def zoomed(browser: Any) -> tuple[float, float]:
         ".getOption().dataZoom[0]; return [start, end]"
     )
     return start, end
-
-
-def colours(browser: Any, chart: str) -> int:
-    """How many different colours a chart's canvas shows: a blank one has one."""
-    return browser.execute_script(
-        """const canvas = document.querySelector(`#${CSS.escape(arguments[0])} canvas`);
-        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        return new Set(new Uint32Array(pixels.data.buffer)).size""",
-        chart,
-    )
-
-
-def hover(browser: Any, chart: str, across: float, down: float) -> str:
-    """Move the pointer to a place in a chart, and read the tooltip."""
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    element = browser.find_element("id", chart)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    size = element.size
-    at = (round((across - 0.5) * size["width"]), round((down - 0.5) * size["height"]))
-    for x, y in ((at[0] - 3, at[1]), at):
-        ActionChains(browser, duration=20).move_to_element_with_offset(element, x, y).perform()
-    tip = f"return document.querySelector('#{chart} > div:last-child')?.innerText ?? ''"
-    return WebDriverWait(browser, 10).until(lambda _: browser.execute_script(tip))
 
 
 @pytest.mark.slow

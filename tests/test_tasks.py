@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from itertools import islice
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from offbeat.lab import tasks
-from offbeat.lab.tasks import Task, cifar10
+from offbeat.lab.tasks import Task, cifar10, fashion
 
-ON_BOARD = [name for name in tasks.TASKS if name not in ("cifar10", "timing")]
+FOLDERS = ("cifar10", "fashion", "fashion-skewed")
+ON_BOARD = [name for name in tasks.TASKS if name not in (*FOLDERS, "timing")]
 every_task = pytest.mark.parametrize("name", ON_BOARD)
 
 
@@ -183,3 +185,69 @@ def test_cifar10_without_a_folder_asks_for_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("OFFBEAT_CIFAR10", raising=False)
     with pytest.raises(ValueError, match="cifar10:FOLDER"):
         tasks.find("cifar10")
+
+
+# ---------------------------------------------------------------- Fashion-MNIST
+
+
+def _folder_of_idx(folder: Path, count: int = 40) -> Path:
+    """Files as the data set has them: images of one brightness for each class."""
+    for part in ("train", "t10k"):
+        labels = bytes(number % 10 for number in range(count))
+        pixels = b"".join(bytes([25 * label]) * 784 for label in labels)
+        for name, header, content in (("images-idx3", 16, pixels), ("labels-idx1", 8, labels)):
+            path = folder / f"{part}-{name}-ubyte.gz"
+            path.write_bytes(gzip.compress(bytes(header) + content))
+    return folder
+
+
+def test_fashion_reads_the_data_sets_own_files(tmp_path: Path) -> None:
+    task = tasks.find(f"fashion:{_folder_of_idx(tmp_path)}")
+    x, y = next(task.batches(0, 4, 0))
+    assert x.shape == (32, 784)
+    assert torch.equal(((x[:, 0] * 0.353 + 0.286) * 255 / 25).round().long(), y)
+    before, after = trained(task, 40)
+    assert after < 0.9 * before
+
+
+def test_unlike_data_are_split_among_all_workers_and_nobody_is_without(tmp_path: Path) -> None:
+    task = tasks.find(f"fashion-skewed:{_folder_of_idx(tmp_path, 400)}")
+    labels = torch.arange(4000) % 10
+    mine = fashion.shards(labels, 8, seed=3)
+    assert torch.equal(torch.cat(mine).sort().values, torch.arange(4000))
+    assert all(map(torch.equal, mine, fashion.shards(labels, 8, seed=3)))
+    assert not all(map(torch.equal, mine, fashion.shards(labels, 8, seed=4)))
+    biggest = max(mine, key=len)
+    assert labels[biggest].bincount(minlength=10).max() > 0.25 * len(biggest)  # 0.1 if alike
+    assert all(len(each) for each in fashion.shards(labels[:20], 64, seed=0))
+    assert len(next(task.batches(7, 8, 0))[1]) == 32
+
+
+def test_what_is_wrong_with_fashion_files_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Debian's package dataset-fashion-mnist"):
+        tasks.find(f"fashion:{tmp_path}")
+    folder = _folder_of_idx(tmp_path)
+    path = folder / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    for content, words in (
+        (b"nothing", "cannot be read: Not a gzipped file"),
+        (whole[:-20], "not a whole file"),
+        (gzip.compress(bytes(16 + 784)), "784 bytes of train images do not go with 40 labels"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            tasks.find(f"fashion:{folder}")
+
+
+def test_a_schedule_is_stepped_by_synchronous_rounds_worth_of_steps() -> None:
+    task = tasks.find("text-adamw")
+    assert task.schedule is not None
+    optimizer = task.optimizer(task.model())
+    scheduler, rates = task.schedule(optimizer), []
+    for _ in range(700):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert max(rates) == rates[29] == pytest.approx(4e-3)
+    assert rates[0] == pytest.approx(4e-3 / 30)
+    assert rates[600:] == [pytest.approx(4e-4)] * 100

@@ -24,11 +24,11 @@ def alike(channel: Channel, model: nn.Module) -> bool:
 
 
 def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """Take over worker 0's values, whatever their type."""
+    """Take over the first worker's values, whatever their type."""
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         if tensor.numel():
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            channel.broadcast(flat, source=0).wait()
+            channel.broadcast(flat, source=channel.members[0]).wait()
             with torch.no_grad():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 

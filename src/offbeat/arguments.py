@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import math
+import os
 from collections.abc import Iterator
 
 from torch import nn
@@ -54,7 +55,7 @@ def check_arguments(
             f"scheduler must be an LRScheduler whose step() needs no metric, "
             f"got {type(scheduler).__name__}"
         )
-    if scheduler is not None and scheduler.optimizer is not optimizer:
+    if scheduler is not None and optimizer not in _held(scheduler.optimizer):
         raise ValueError("scheduler belongs to another optimizer than the one to attach")
     check_choice("schedule_by", schedule_by, KINDS)
     if clip_norm is not None and not (math.isfinite(clip_norm) and clip_norm > 0):
@@ -62,6 +63,11 @@ def check_arguments(
     check_choice("nonfinite", nonfinite, ("raise", "skip"))
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+
+
+def _held(optimizer: object) -> list[object]:
+    """An optimizer, and the one in it, if it is a framework's wrapper."""
+    return [optimizer, getattr(optimizer, "optimizer", None)]
 
 
 def _check_not_wrapped(model: nn.Module) -> None:
@@ -83,6 +89,11 @@ def _check_not_wrapped(model: nn.Module) -> None:
             )
 
 
+def wraps_anything() -> bool:
+    """Say whether a DistributedDataParallel wrapper lives in this process."""
+    return any(True for _ in _reducers())
+
+
 def _reducers() -> Iterator[DistributedDataParallel]:
     """All wrappers that live in this process, whoever holds them.
 
@@ -97,3 +108,15 @@ def _reducers() -> Iterator[DistributedDataParallel]:
         for each in gc.get_referrers(*kinds):
             if issubclass(type(each), DistributedDataParallel):
                 yield each
+
+
+def survives(asked: bool | None, min_workers: int) -> bool:
+    """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says."""
+    if isinstance(min_workers, bool) or not isinstance(min_workers, int) or min_workers < 1:
+        raise ValueError(f"min_workers must be a number of workers above 0, got {min_workers!r}")
+    if asked is not None:
+        return bool(asked)
+    text = os.environ.get("OFFBEAT_SURVIVE", "") or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"OFFBEAT_SURVIVE must be 0 or 1, got {text!r}")
+    return text == "1"

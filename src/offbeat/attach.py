@@ -22,12 +22,13 @@ from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
 from offbeat.alike import alike, average_buffers
-from offbeat.arguments import check_arguments
+from offbeat.arguments import check_arguments, survives
 from offbeat.attached import Attached, attached_to
 from offbeat.clusters import Cluster
 from offbeat.codecs import Codec, chosen
+from offbeat.doctor import Doctor, diagnose
 from offbeat.ending import Goal, steps
-from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
+from offbeat.errors import DetachedError, HiddenWaitWarning, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
@@ -45,8 +46,11 @@ def attach(
     nonfinite: Literal["raise", "skip"] = "raise",
     bucket_bytes: int = BUCKET_BYTES,
     codec: Codec | Literal["auto"] | None = None,
+    survive: bool | None = None,
+    min_workers: int = 1,
     pace: Cluster | str | None = None,
     seed: int | None = None,
+    warn: bool = False,
 ) -> Attachment:
     """Train `model` with the other workers from here to the end of the block, or to `close()`.
 
@@ -64,9 +68,14 @@ def attach(
         bucket_bytes: how much is reduced at a time while backward runs.
         codec: what makes fewer bytes of what rounds sum up, such as `offbeat.Int8()`; "auto"
             measures whether that pays, on this job's network, and again when that changes.
+        survive: go on without a worker that is lost, see docs/survival.md. If None, as
+            $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
+        min_workers: with fewer than these left, everybody raises it all the same.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
+        warn: time the collectives that others issue in the block, and have worker 0 say at its
+            end, by a `HiddenWaitWarning`, where workers have waited and what to write instead.
     """
     algorithm = SyncSGD() if algorithm is None else algorithm
     check_arguments(
@@ -75,22 +84,27 @@ def attach(
     codec = chosen(codec)
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
-    world = enter_world(pace, seed)
+    survive = survives(survive, min_workers)
+    world = enter_world(pace, seed, min_workers if survive else None)
     try:
         algorithm.check(world.size)
         if codec is not None:
             codec.check(world.size)
         schedule = Schedule(scheduler, schedule_by, world.size * algorithm.round_steps)
-        return Attachment(
+        dp = Attachment(
             world, model, optimizer, algorithm, schedule, clip_norm, nonfinite, bucket_bytes, codec
         )
     except BaseException as error:
         leave_world(world, error)
         raise
+    dp.doctor = Doctor() if warn else None
+    return dp
 
 
 class Attachment(Attached):
     """What `attach` returns, usually called `dp`: a few verbs, and the end of the block."""
+
+    doctor: Doctor | None = None
 
     # --- the verbs -------------------------------------------------------------------------
 
@@ -116,6 +130,26 @@ class Attachment(Attached):
         """
         self._porting.counts_together()
         return self._apply.schedule.ticks
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether everybody waits for everybody in every round."""
+        return self._replica.engine.lockstep
+
+    @property
+    def ending(self) -> bool:
+        """Whether a worker has called `stop()`: from the same round on for all."""
+        return self._apply.asked_to_end
+
+    @property
+    def drifts(self) -> bool:
+        """Whether workers make steps of their own, and have models of their own between rounds."""
+        return self._replica.shift is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the block has ended."""
+        return self._closed
 
     def rounds(self, n: int) -> Iterator[int]:
         """Count this worker's steps until `n` rounds are made, those before a checkpoint included.
@@ -234,7 +268,8 @@ class Attachment(Attached):
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
         with self._world.elsewhere("dp.replicas_identical()"):
-            return alike(self._channel, self._model)
+            number = next(self._comparisons)
+            return self._together(f"alike-{number}", lambda: alike(self._channel, self._model))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
@@ -265,9 +300,8 @@ class Attachment(Attached):
             return
         try:
             with self._others_away():
-                self._serve_others()
-                average_buffers(self._channel, self._model)
-                self._stats.replicas_identical = alike(self._channel, self._model)
+                note = self._serve_others()
+                self._together("end", lambda: self._compare(note))
         except BaseException as error:
             self.abandon(error)
             raise
@@ -282,10 +316,32 @@ class Attachment(Attached):
                 raise ReplicasDifferError(differ)
             warnings.warn(differ, stacklevel=2)
 
+    def _compare(self, note: Callable[[], None]) -> None:
+        """All have left: see what that has cost, and whether they are alike."""
+        note()
+        self._tell_waits()
+        average_buffers(self._channel, self._model)
+        self._stats.replicas_identical = alike(self._channel, self._model)
+
+    def _tell_waits(self) -> None:
+        """Compare notes on hidden waits; one of them warns."""
+        if self.doctor is None:
+            return
+        self.doctor.close()
+        control, key = self._world.control_in_epoch(), f"{self._replica.name}/waits"
+        mine = self.doctor.notes(method=type(self.algorithm).__name__, rounds=self._stats.rounds)
+        control.set(f"{key}/{self.rank}", mine.encode())
+        if self.rank == self._world.members[0]:
+            told = [control.get(f"{key}/{rank}").decode() for rank in self._world.members]
+            if (found := diagnose(told)).sentences:
+                warnings.warn(f"\n{found}", HiddenWaitWarning, stacklevel=4)
+
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on, and leave without them."""
         if self._closed:
             return
+        if self.doctor is not None:
+            self.doctor.close()
         self._end()
         if getattr(error, "everywhere", False):
             self._replica.engine.stop()

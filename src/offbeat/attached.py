@@ -12,7 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Literal, TypeVar
+from itertools import count
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -30,7 +31,7 @@ from offbeat.porting import Porting
 from offbeat.replica import Replica, Stats, Stoppable
 from offbeat.rounds import agree
 from offbeat.schedule import Schedule
-from offbeat.worlds import World
+from offbeat.worlds import Channel, World
 
 T = TypeVar("T")
 # By reference: what is attached keeps its optimizer, which would else keep itself for ever.
@@ -80,6 +81,8 @@ class Attached(ABC):
                 "nonfinite": nonfinite,
                 "bucket_bytes": bucket_bytes,
                 "the codec": repr(codec),
+                "survive": world.survives,
+                "min_workers": world.min_workers,
                 "parameters": [
                     f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
                     for name, parameter in zip(names, parameters, strict=True)
@@ -105,7 +108,7 @@ class Attached(ABC):
         )
         self._stats = self._apply.stats
         self._replica.overlap.reduces_next = self._reduces_next
-        self._channel = self._replica.models
+        self._comparisons = count()
         broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
         algorithm.start(self._replica)
         self._replica.engine.fold = self._apply.fold
@@ -286,8 +289,18 @@ class Attached(ABC):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def _serve_others(self) -> None:
-        """Apply rounds until all have left, and note what that has cost."""
+    def _together(self, name: str, act: Callable[[], T]) -> T:
+        """Have all workers do something between rounds; again, if one is lost meanwhile."""
+        if not self._world.survives:
+            return act()
+        return cast(T, self._world.meet(f"{self._replica.name}/{name}", act=act))
+
+    @property
+    def _channel(self) -> Channel:
+        return self._replica.models
+
+    def _serve_others(self) -> Callable[[], None]:
+        """Apply rounds until all have left; return what is to be done then, to say what it cost."""
         stats, schedule = self._stats, self._apply.schedule
         waited_s, made = stats.wait_s, schedule.made
         self._apply.apply(self.algorithm.leave(self._replica))
@@ -295,7 +308,7 @@ class Attached(ABC):
         self._replica.gradients.clear()
         stats.join_wait_s = stats.wait_s - waited_s
         took_s, served = self.seconds - self._began_s, schedule.made - made
-        note_join(self._world, self._channel, stats, took_s, served)
+        return lambda: note_join(self._world, self._channel, stats, took_s, served)
 
     def _reduces_next(self) -> bool:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)

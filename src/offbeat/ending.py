@@ -72,19 +72,20 @@ def note_join(world: World, channel: Channel, stats: Stats, took_s: float, serve
     is worth a line.
     """
     mine = torch.tensor([stats.join_wait_s, took_s, float(stats.steps)], dtype=torch.float64)
-    told = torch.empty(world.size, 3, dtype=torch.float64)
+    members = channel.members
+    told = torch.empty(len(members), 3, dtype=torch.float64)
     channel.all_gather(mine, told).wait()
     waits, times, steps_made = told.T.tolist()
     last, longest = waits.index(min(waits)), waits.index(max(waits))
-    waited_s = waits[world.rank]
+    waited_s = waits[members.index(world.rank)]
     if waited_s == waits[last]:
         return
-    stats.waited_for = last
+    stats.waited_for = members[last]
     at_its_pace = (waited_s - waits[last]) * steps_made[last] / (times[last] - waits[last])
     left = min(round(at_its_pace), served)  # it may have been busy with something else
-    if longest == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
+    if members[longest] == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
         logger.warning(
             "worker %d waited %.1f s at the end for worker %d, which had about %d steps left: "
             "to use that time, deal the data (offbeat.Deal), or end by dp.until(...); see %s",
-            *(world.rank, waited_s, last, left, _PORTING),
+            *(world.rank, waited_s, members[last], left, _PORTING),
         )

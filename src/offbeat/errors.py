@@ -12,6 +12,7 @@
     ├── ScheduleError                     a scheduler that ends before training does
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
+    │   │   └── EpochOver                 the same, where the others go on without it
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
@@ -19,7 +20,8 @@
 
     UserWarning
     ├── StuckWarning                      a collective of the program's own that some never call
-    └── PortingWarning                    a line that means something else than with DDP
+    ├── PortingWarning                    a line that means something else than with DDP
+    └── HiddenWaitWarning                 what has workers wait though their method does not
 
 A wrong argument is a plain ValueError or TypeError, raised before anything is stored.
 """
@@ -110,6 +112,13 @@ class WorkerLostError(WorldError):
         return str(self.args[0])
 
 
+class EpochOver(WorkerLostError):  # noqa: N818 - an event, not an error
+    """The members have changed, and what was opened among the former ones is of no more use.
+
+    What lives through a loss catches it, and begins anew among those who are left: members.py.
+    """
+
+
 class ClosedError(WorldError):
     """A verb was used after the world, or the process group under it, had been closed."""
 
@@ -132,3 +141,7 @@ class StuckWarning(UserWarning):
 
 class PortingWarning(UserWarning):
     """A line of the program means something else here than with DistributedDataParallel."""
+
+
+class HiddenWaitWarning(UserWarning):
+    """Something has workers wait though their method does not: said by `attach(..., warn=True)`."""

@@ -19,12 +19,13 @@ with those that have come, and those that come within `grace_s` after; nobody wa
 
 Differs from the papers: all o steps of an overlap stay, and count once; the papers mix the two
 models, which loses a part of them and of the outer step. Moves are measured from the base that all
-share and weigh by the samples of a step, where Decoupled DiLoCo's weights count a worker's speed
-twice, and its direction-averaging (RDA) settles at a geometric median. No syncer: every worker has
-the outer state. With a quorum a round is divided by the weight of all in their loops, not only of
-those that came, and the fragments are drawn in a new order in every turn, so that a worker of half
-the speed does not bring the same ones for ever. Fragments are runs of buckets (`bucket_bytes` of
-attach); running statistics are averaged, without momentum.
+share and weigh by the samples of a step. Decoupled DiLoCo's weights, times the samples of the move,
+count a worker's speed twice, but where all moves have H steps, as here, they are the same: so they
+are no setting. Its direction-averaging (RDA) settles at a geometric median, and is not here. No
+syncer: every worker has the outer state. With a quorum a round is divided by the weight of all in
+their loops, not only of those that came, and the fragments are drawn in a new order in every turn,
+so that a worker of half the speed does not bring the same ones for ever. Fragments are runs of
+buckets (`bucket_bytes` of attach); running statistics are averaged, without momentum.
 
 Do not use with few steps a round and this momentum: it belongs to H in the hundreds; from 16 steps
 on down, momentum 0 and lr 1 did better (that is local SGD). Alone, with momentum, it is look-ahead,

@@ -14,6 +14,9 @@ from rich.table import Table
 import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
+from offbeat.cli.doctor import doctor
+from offbeat.cli.launch import SETTINGS, launch
+from offbeat.cli.league import league
 from offbeat.cli.profile import profile
 from offbeat.cli.race import race
 from offbeat.clusters import Cluster, named
@@ -50,7 +53,9 @@ def _load(cluster: str) -> Cluster:
         raise _refuse(error) from None
 
 
+app.command(context_settings=SETTINGS)(launch)
 app.command()(profile)
+app.command()(doctor)
 
 
 @app.callback()
@@ -150,5 +155,6 @@ def clusters(
 
 app.command()(race)
 app.command()(campaign)
+app.command()(league)
 app.command()(report.report)
 app.command()(report.trace)

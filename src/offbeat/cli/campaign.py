@@ -13,9 +13,10 @@ from rich.console import Console
 
 from offbeat import report as reports
 from offbeat.cli.race import FAILED, INTERRUPTED, WRONG, cores
-from offbeat.errors import OffbeatError, ReportError
+from offbeat.errors import OffbeatError
 from offbeat.lab import progress, verdict
-from offbeat.lab.campaign import Campaign, ResultsFile, Settings
+from offbeat.lab.campaign import PROCESSES, Campaign, ResultsFile, check_engine
+from offbeat.lab.campaign_file import Settings
 
 _WIDE = 100
 
@@ -34,6 +35,13 @@ def campaign(
         int | None,
         typer.Option(min=1, help="Runs at a time; as many as there are cores.", show_default=False),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="processes|ray[:ADDRESS]",
+            help="What the runs are made on: processes of this machine, or a Ray cluster.",
+        ),
+    ] = PROCESSES,
 ) -> None:
     """Race on many clusters and tasks, from a file; go on where it was interrupted.
 
@@ -42,19 +50,20 @@ def campaign(
     Exit status: 0; 1 if a run failed; 2 for wrong arguments; 130 after Ctrl-C.
     """
     try:
+        check_engine(engine)
         chosen = Campaign(Settings.load(file), shlex.join(["offbeat", *sys.argv[1:]]))
         opened = ResultsFile(results or file.with_suffix(".jsonl"))
     except (OffbeatError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(WRONG) from None
     try:
-        status = _run(chosen, opened, jobs or cores())
+        status = _run(chosen, opened, jobs or cores(), engine)
     finally:
         opened.close()
     raise typer.Exit(status)
 
 
-def _run(chosen: Campaign, opened: ResultsFile, jobs: int) -> int:
+def _run(chosen: Campaign, opened: ResultsFile, jobs: int, engine: str) -> int:
     status = 0
     races = chosen.races
     try:
@@ -63,7 +72,7 @@ def _run(chosen: Campaign, opened: ResultsFile, jobs: int) -> int:
         trials = races[0].trials if len(races[0].rates) > 1 else 0
         show = progress.Lines(console, chosen.labels, races[0].seeds, "virtual s", trials)
         show.done(len(chosen.tuned), len(chosen.results))
-        chosen.run(opened, show, jobs)
+        chosen.run(opened, show, jobs, engine)
     except KeyboardInterrupt:
         typer.echo("Interrupted: the same command goes on from here.", err=True)
         status = INTERRUPTED
@@ -72,7 +81,7 @@ def _run(chosen: Campaign, opened: ResultsFile, jobs: int) -> int:
             "A process was ended from outside: the same command goes on from here.", err=True
         )
         status = FAILED
-    except ReportError as error:
+    except OffbeatError as error:
         typer.echo(str(error), err=True)
         return FAILED if chosen.results else WRONG
     _show(chosen)

@@ -27,7 +27,7 @@ from offbeat.lab.tasks import TASKS
 from offbeat.records import Line
 from offbeat.report.files import WholeFile
 
-_WIDE = 100  # of a table that goes into a file
+WIDE = 100  # of a table that goes into a file
 FAILED, WRONG, NOT_REACHED, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -223,7 +223,7 @@ def _show(standings: Standings, text: str) -> None:
             typer.echo(f"\n{result.label}, seed {result.seed}, failed:\n{result.error}", err=True)
     out = Console(highlight=False)
     if not out.is_terminal:
-        out = Console(highlight=False, width=_WIDE)
+        out = Console(highlight=False, width=WIDE)
     if standings.interrupted:
         typer.echo("Interrupted: this is what was measured until then.", err=True)
     if standings.stopped:

@@ -9,6 +9,8 @@ micro-batch costs on a worker (`Cluster.device`), what a message or a collective
     noise.py    what makes the same micro-batch take longer now and then
     events.py   scripted changes: slow, crash, leave, join
     network.py  what communication costs
+    sharing.py  what each of several transfers gets of a link
+    overhead.py what the host costs beyond both
     draws.py    random numbers as a pure function of (seed, rank, step)
     tables.py   what every table of the file has in common; TOML and CSV in, clear errors out
     write.py    a cluster as TOML text again

@@ -16,6 +16,7 @@ from offbeat.clusters.device import Compute, Device
 from offbeat.clusters.events import Crash, Event, Join, Leave, Slow
 from offbeat.clusters.network import Network
 from offbeat.clusters.noise import REPLACES, AnyNoise, Effect, Place, RandomDelay, Spells
+from offbeat.clusters.overhead import Overhead
 from offbeat.clusters.resize import resized
 from offbeat.clusters.tables import (
     Count,
@@ -90,6 +91,7 @@ class Cluster(Table):
     groups: tuple[Group, ...] = Field(default=(), alias="group")
     noise: tuple[AnyNoise, ...] = ()
     network: Network = Network()
+    overhead: Overhead = Overhead()
     events: tuple[Event, ...] = Field(default=(), alias="event")
 
     @classmethod
@@ -200,6 +202,7 @@ class Cluster(Table):
                 for noise in group.noise
             ),
             f"  network  {self.network}",
+            *([f"  overhead {self.overhead}"] if self.overhead != Overhead() else []),
             *(f"  event    {event}" for event in self.events),
         ]
         return "\n".join(line for line in lines if line.strip())

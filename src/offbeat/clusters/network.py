@@ -1,7 +1,8 @@
 """What communication costs: latency plus bytes over bandwidth, per phase of the usual algorithms.
 
-Messages do not compete for a link, except those that one worker sends at once. The phases of a
-collective run in lockstep: each takes as long as its slowest pair.
+The phases of a collective run in lockstep: each takes as long as its slowest pair. Messages do not
+compete for a link, except those that one worker sends at once; unless `sharing = "fair"`, where
+`Load` says which ports a transfer keeps busy, and sharing.py what each gets of them.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -11,9 +12,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from offbeat.clusters.sharing import Load, Port
 from offbeat.clusters.tables import NotNegative, PositiveOrInf, Rank, Table, Workers
 
 Wire = tuple[float, float]  # latency_s, bandwidth_bytes_per_s
+Collective = Literal["all_reduce", "broadcast", "all_gather", "all_to_all"]
 _CACHED_MEMBERSHIPS = 1024
 
 
@@ -46,6 +49,7 @@ class Network(Table):
     bandwidth_bytes_per_s: PositiveOrInf = inf
     control_latency_s: NotNegative = Field(default_factory=lambda known: known["latency_s"])
     all_reduce: Literal["ring", "recursive_doubling", "auto"] = "auto"
+    sharing: Literal["none", "fair"] = "none"
     codec_bytes_per_s: PositiveOrInf = inf  # of numbers that a codec makes into bytes and back
     links: tuple[Link, ...] = Field(default=(), alias="link")
     zones: tuple[Zone, ...] = Field(default=(), alias="zone")
@@ -104,6 +108,39 @@ class Network(Table):
         """
         return self._phases_s("shifts", members, size_bytes / len(members))
 
+    def collective_s(self, what: Collective, members: Sequence[int], size_bytes: int) -> float:
+        """Cost one collective, by its name."""
+        match what:
+            case "all_reduce":
+                return self.all_reduce_s(members, size_bytes)
+            case "broadcast":
+                return self.broadcast_s(members, size_bytes)
+            case "all_gather":
+                return self.all_gather_s(members, size_bytes)
+        return self.all_to_all_s(members, size_bytes)
+
+    def load(self, what: Collective, members: Sequence[int], size_bytes: int) -> Load:
+        """Say what a collective asks of the network: it moves as one, at one share of its speed."""
+        if len(members) < 2:
+            return Load(0.0, 0.0, inf, ())
+        seconds = self.collective_s(what, members, size_bytes)
+        if what != "all_reduce":
+            pattern = {"broadcast": "tree", "all_gather": "ring"}.get(what, "shifts")
+            latency_s = self.collective_s(what, members, 0)
+        elif seconds == self._ring_s(members, size_bytes):
+            pattern, latency_s = "ring", self._ring_s(members, 0)
+        else:
+            pattern, latency_s = "doubling", self._phases_s("doubling", members, 0)
+        return Load(seconds, latency_s, *self._ports_of(pattern, members))
+
+    def message_load(self, source: int, target: int, size_bytes: int) -> Load:
+        """Say what a message asks of the network."""
+        if source == target:
+            return Load(0.0, 0.0, inf, ())
+        latency_s, bandwidth = self._wire(source, target)
+        ports = tuple(self._ports(source, target))
+        return Load(latency_s + size_bytes / bandwidth, latency_s, bandwidth, ports)
+
     def messages_s(self, source: int, size_bytes: Mapping[int, int]) -> dict[int, float]:
         """Cost several messages that one worker sends at once, by the rank of the receiver.
 
@@ -160,6 +197,38 @@ class Network(Table):
                 bandwidth = special.bandwidth_bytes_per_s
         return latency_s, bandwidth
 
+    def _ports_of(self, pattern: str, members: Sequence[int]) -> tuple[float, tuple[Port, ...]]:
+        """Find the speed of a pattern's slowest wire, and all ports that it uses."""
+        key = pattern, tuple(members)
+        found = self._port_cache.get(key)
+        if found is None:
+            phases = _pairs_by_phase(pattern, len(members))
+            pairs = [(members[a], members[b]) for phase in phases for a, b in phase]
+            ports = dict.fromkeys(port for pair in pairs for port in self._ports(*pair))
+            found = min(self._wire(*pair)[1] for pair in pairs), tuple(ports)
+            if len(self._port_cache) >= _CACHED_MEMBERSHIPS:
+                self._port_cache.clear()
+            self._port_cache[key] = found
+        return found
+
+    def _ports(self, source: int, target: int) -> Iterator[Port]:
+        """List what a transfer goes through: a link of these two, or both workers' own ports.
+
+        A worker has one port into its zone and one into the rest of the network; each is as fast
+        in both directions at once.
+        """
+        bandwidth = self._wire(source, target)[1]
+        link = self._link_of.get(frozenset((source, target)))
+        if link is not None and link.bandwidth_bytes_per_s is not None:
+            yield Port("link", source, target, bandwidth)
+            return
+        zone = self._zone_of.get(source)
+        inside = zone is not None and zone is self._zone_of.get(target)
+        inside = inside and zone is not None and zone.bandwidth_bytes_per_s is not None
+        where = "zone" if inside else "network"
+        yield Port(where, source, None, bandwidth)
+        yield Port(where, None, target, bandwidth)
+
     @cached_property
     def _is_uniform(self) -> bool:
         return not self.links and not self.zones
@@ -176,6 +245,10 @@ class Network(Table):
     def _phase_cache(self) -> dict[tuple[str, Hashable], list[set[Wire]]]:
         return {}
 
+    @cached_property
+    def _port_cache(self) -> dict[tuple[str, tuple[int, ...]], tuple[float, tuple[Port, ...]]]:
+        return {}
+
     def __str__(self) -> str:
         instant = self.bandwidth_bytes_per_s == inf
         speed = "unlimited bandwidth" if instant else f"{self.bandwidth_bytes_per_s:.4g} bytes/s"
@@ -186,6 +259,7 @@ class Network(Table):
         ]
         return ", ".join(
             [f"latency {self.latency_s:g} s", speed, f"all-reduce {self.all_reduce}", *special]
+            + (["links shared fairly"] if self.sharing == "fair" else [])
         )
 
 

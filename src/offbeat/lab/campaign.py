@@ -1,22 +1,15 @@
 """A campaign: many races from one file, which can be interrupted and gone on with.
 
-    algorithms = ["sync", "eager", "abs", "local"]
-    clusters = ["mixed-4", "two-slow-of-eight"]
-    tasks = ["noisy"]
-    seeds = 5
-
-Every cluster with every task is a race. What is done is appended to a file of results, each once:
-what an algorithm was tuned to, and of every run its `run` and `result` lines, which `offbeat
-report` reads. Started again with the same file, a campaign does what is not there yet.
+What is done is appended to a file of results, each once: what an algorithm was tuned to, and of
+every run its `run` and `result` lines, which `offbeat report` reads. Started again with the same
+file, a campaign does what is not there yet.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -24,57 +17,36 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 import offbeat
 from offbeat.errors import ReportError
-from offbeat.lab import running
+from offbeat.lab import ray_crew, running
+from offbeat.lab.campaign_file import Settings, mark
 from offbeat.lab.contestants import Contestant, told
 from offbeat.lab.progress import Progress
-from offbeat.lab.race import Race
+from offbeat.lab.ray_crew import RayCrew
 from offbeat.lab.results import Result, end_line
-from offbeat.lab.tuning import TRIALS
 from offbeat.records import Line
-from offbeat.report.spread import ENOUGH_SEEDS
 
-_VERSION = 1
+VERSION = 1
 """Of the file of results."""
 
 
-class Settings(BaseModel):
-    """The file: what is to be raced."""
+PROCESSES = "processes"
+AnyCrew = running.Crew | RayCrew
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    algorithms: list[str] = Field(min_length=1)
-    clusters: list[str] = Field(min_length=1)
-    tasks: list[str] = Field(min_length=1)
-    seeds: int = ENOUGH_SEEDS
-    first_seed: int = 0
-    rates: str = "1,2,4"
-    trials: int = TRIALS
-    until: str | None = None
-    target: str | None = None
-    """Of all tasks, instead of their own."""
+def check_engine(engine: str) -> None:
+    """Raise ValueError for what runs cannot be made on."""
+    if engine not in (PROCESSES, "ray") and not engine.startswith("ray:"):
+        raise ValueError(f"engine must be {PROCESSES}, ray or ray:ADDRESS, got {engine!r}")
+    if engine != PROCESSES:
+        ray_crew.check_installed()
 
-    @classmethod
-    def load(cls, path: Path) -> Settings:
-        """Read a file; ValueError says what is wrong with it."""
-        try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not TOML: {error}") from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise ValueError(f'{path}, key "{key}": {first["msg"]}') from None
 
-    @property
-    def mark(self) -> str:
-        """Tells one campaign from another."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+def _crew(engine: str, jobs: int) -> AnyCrew:
+    if engine == PROCESSES:
+        return running.Crew(jobs)
+    return RayCrew(engine.partition(":")[2], jobs)
 
 
 @dataclass(frozen=True)
@@ -91,15 +63,7 @@ class Campaign:
 
     def __init__(self, settings: Settings, command: str = "") -> None:
         self.settings = settings
-        for what in (settings.clusters, settings.tasks):
-            if twice := [each for number, each in enumerate(what) if each in what[:number]]:
-                raise ValueError(f"{twice[0]} is named twice")
-        shared = settings.model_dump(exclude={"algorithms", "clusters", "tasks"})
-        self.races = [
-            Race.of(settings.algorithms, cluster=cluster, task=task, command=command, **shared)
-            for cluster in settings.clusters
-            for task in settings.tasks
-        ]
+        self.races = settings.races(command)
         self.tuned: dict[tuple[int, str], Contestant] = {}
         self.results: dict[Piece, Result] = {}
 
@@ -125,48 +89,58 @@ class Campaign:
                     results.append(result)
         return lines, results
 
-    def run(self, file: ResultsFile, show: Progress, jobs: int) -> None:
+    def run(self, file: ResultsFile, show: Progress, jobs: int, engine: str = PROCESSES) -> None:
         """Do what is not done yet; KeyboardInterrupt and errors leave a file to go on with."""
-        with running.Crew(jobs) as crew:
-            calls: dict[Future[Any], Piece] = {}
-            for number, race in enumerate(self.races):
-                for contestant in race.contestants:
-                    calls |= self._begin(crew, number, contestant)
-            while calls:
-                for future in wait(calls, return_when=FIRST_COMPLETED).done:
-                    calls |= self._ended(crew, file, show, calls.pop(future), future.result())
+        with _crew(engine, jobs) as crew:
+            self._work_off(crew, file, show)
 
-    def _begin(
-        self, crew: running.Crew, number: int, contestant: Contestant
-    ) -> dict[Future[Any], Piece]:
-        """Have a contestant tuned; or raced, if it was."""
-        race, missing = self.races[number], self.missing(number, contestant)
-        if not missing:
-            return {}
-        tuned = self.tuned.get((number, contestant.label))
-        if tuned is None:
-            piece = Piece(number, contestant.label)
-            return {crew.submit(running.tune, race, contestant): piece}
-        return {
-            crew.submit(running.make, race, tuned, piece.seed, None): piece for piece in missing
-        }
+    def _work_off(self, crew: AnyCrew, file: ResultsFile, show: Progress) -> None:
+        """Hand out what is not done: the first races first, so that these are whole early."""
+        queue = [
+            piece
+            for number, race in enumerate(self.races)
+            for contestant in race.contestants
+            for piece in self._next(number, contestant)
+        ]
+        calls: dict[Future[Any], Piece] = {}
+        while queue or calls:
+            while queue and len(calls) < crew.room:
+                piece = queue.pop(0)
+                calls[self._begin(crew, piece)] = piece
+            ended = wait(calls, return_when=FIRST_COMPLETED).done
+            for future in sorted(ended, key=lambda each: calls[each].race):
+                queue += self._ended(file, show, calls.pop(future), future.result())
+            queue.sort(key=lambda piece: piece.race)
 
-    def _ended(
-        self, crew: running.Crew, file: ResultsFile, show: Progress, piece: Piece, found: Any
-    ) -> dict[Future[Any], Piece]:
+    def _next(self, number: int, contestant: Contestant) -> list[Piece]:
+        """What can be done for a contestant: it is tuned; or raced, if it was."""
+        missing = self.missing(number, contestant)
+        if missing and (number, contestant.label) not in self.tuned:
+            return [Piece(number, contestant.label)]
+        return missing
+
+    def _begin(self, crew: AnyCrew, piece: Piece) -> Future[Any]:
+        race = self.races[piece.race]
+        if piece.seed is None:
+            (named,) = (each for each in race.contestants if each.label == piece.label)
+            return crew.submit(running.tune, race, named)
+        tuned = self.tuned[piece.race, piece.label]
+        return crew.submit(running.make, race, tuned, piece.seed, None)
+
+    def _ended(self, file: ResultsFile, show: Progress, piece: Piece, found: Any) -> list[Piece]:
         race = self.races[piece.race]
         if isinstance(found, Contestant):
             self.tuned[piece.race, piece.label] = found
             figures = {"rate": found.rate, "tuned": found.tuned, "edge": found.edge}
             file.append({"kind": "tuned", "race": piece.race, "label": piece.label, **figures})
             show.tuned(self._name(piece), told(found), found.edge)
-            return self._begin(crew, piece.race, found)
+            return self._next(piece.race, found)
         contestant = self.tuned[piece.race, piece.label]
         lines = race.begin_line(contestant, found.seed), end_line(found)
         file.append(*({**line, "race": piece.race} for line in lines))
         self.results[piece] = found
         show.end(self._name(piece), asdict(found))
-        return {}
+        return []
 
     def _name(self, piece: Piece) -> str:
         race = self.races[piece.race]
@@ -176,7 +150,7 @@ class Campaign:
 
     def read(self, file: ResultsFile) -> None:
         """Know what is done; ReportError if the file is of something else."""
-        head = {"kind": "campaign", "version": _VERSION, "mark": self.settings.mark}
+        head = {"kind": "campaign", "version": VERSION, "mark": mark(self.settings, self.races)}
         head |= {"offbeat": offbeat.__version__, "settings": self.settings.model_dump()}
         lines = file.lines()
         first = next(lines, None)

@@ -5,7 +5,8 @@
 
 Every worker's micro-batches are timed as records.py has them: from the end of one step to the next
 `optimizer.step()`, reading data included, waiting for others not. The network is timed through the
-verbs of worlds/base.py. fit.py turns both into what a cluster file can express; worker 0 writes it.
+verbs of worlds/base.py, what the host costs beyond both by short trainings (overhead.py). fit.py
+turns that into what a cluster file can express; worker 0 writes it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from offbeat.attach import attach
 from offbeat.clusters import Cluster
 from offbeat.clusters.write import to_toml
 from offbeat.errors import ClusterError, ReportError
+from offbeat.lab import overhead
 from offbeat.lab.fit import Fitted, fit_compute, fit_network
 from offbeat.lab.stand_ins import process_group_kept
 from offbeat.report.files import WholeFile
@@ -83,14 +85,15 @@ class Profile:
         return table
 
     def network(self) -> str:
-        """Return the network in one line."""
+        """Return the network and the host, a line each."""
         found = self.cluster.network
         if self.cluster.workers == 1:
             return "network: not measured, there is one worker"
         return (
             f"network: latency {1e6 * found.latency_s:.0f} µs, "
             f"{found.bandwidth_bytes_per_s / 1e9:.3g} GB/s; "
-            f"store {1e6 * found.control_latency_s:.0f} µs one way"
+            f"store {1e6 * found.control_latency_s:.0f} µs one way\n"
+            f"host: {self.cluster.overhead}"
         )
 
 
@@ -114,8 +117,11 @@ def profile(
         world = enter_world()
         for thing in list(world.open):  # what the script has not closed
             thing.close()
+        leave_world(world)
+        probes = overhead.probe(world.size) if world.size > 1 else {}
+        world = enter_world()
         try:
-            found = _measured(world, mine, target, script)
+            found = _measured(world, mine, probes, target, script)
         except BaseException as error:
             # What one finds wrong, all do, or it is over: they leave together.
             leave_world(world, None if isinstance(error, ProfileError) else error)
@@ -193,13 +199,16 @@ def _micro_batches(lines: Iterator[records.Line] | list[records.Line]) -> Measur
 # --- all workers together ------------------------------------------------------------------
 
 
-def _measured(world: World, mine: Measured, target: Path, script: Path | None) -> Profile | None:
+def _measured(
+    world: World, mine: Measured, probes: overhead.Probes, target: Path, script: Path | None
+) -> Profile | None:
     """Time the network with everyone; on worker 0, gather what was measured, fit it, write it."""
     everyone = [json.loads(text) for text in _gathered(world, "micro-batches", mine)]
     if problem := _too_little(everyone, script):
         raise ProfileError(problem)
     all_reduces, control_s = _network(world)
     latencies = [json.loads(text) for text in _gathered(world, "control", control_s)]
+    all_probes = [json.loads(text) for text in _gathered(world, "host", probes)]
     if world.rank != 0:
         return None
     fitted = fit_compute(*_usable(everyone))
@@ -214,6 +223,8 @@ def _measured(world: World, mine: Measured, target: Path, script: Path | None) -
     if world.size > 1:
         network = fit_network(world.size, all_reduces) | {"control_latency_s": median(latencies)}
         data["network"] = {key: _short(value) for key, value in network.items()}
+        host = overhead.fit_overhead(all_probes, data["network"], bool(_pace()))
+        data["overhead"] = {key: _short(value) for key, value in host.items()}
     counts = [len(measured["seconds"]) for measured in everyone]
     found = Profile(Cluster.model_validate(data), fitted, counts)
     text = to_toml(found.cluster, _comments(found, script))
@@ -221,6 +232,11 @@ def _measured(world: World, mine: Measured, target: Path, script: Path | None) -
     with _writable(), WholeFile(target) as file:
         file.write(text)
     return found
+
+
+def _pace() -> str:
+    """By which cluster file the workers are paced, if they are."""
+    return os.environ.get("OFFBEAT_PACE", "")
 
 
 def _short(value: Any) -> Any:
@@ -300,12 +316,15 @@ def _comments(found: Profile, script: Path | None) -> list[str]:
         f"Micro-batches: {number} of each worker of {script or 'a small stand-in model'}, "
         f"without the first {WARM_UP}.",
     ]
-    if pace := os.environ.get("OFFBEAT_PACE"):
+    if pace := _pace():
         lines.append(f"The workers were paced by {pace} ($OFFBEAT_PACE).")
     if found.cluster.workers > 1:
         sizes = ", ".join(f"{size:,}" for size in _ALL_REDUCES)
         lines.append(
             f"Network: all-reduces of {sizes} bytes, as a ring; {_ADDS} calls of the store."
+        )
+        lines.append(
+            f"Overhead: trainings of {overhead.STEPS} steps, paced at {overhead.PACE_S:g} s each."
         )
     else:
         lines.append("One worker alone: no network was measured.")

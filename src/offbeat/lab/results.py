@@ -52,6 +52,8 @@ class Result:
     mean_staleness_rounds: float | None = None
     max_staleness_rounds: int | None = None
     replicas_identical: bool | None = None
+    sent_bytes: float | None = None
+    """By all workers; None on real processes, where nobody counts."""
     budget_s: float | None = None
     """A run that has not reached the target by then takes longer than this."""
     diverged: bool = False
@@ -99,4 +101,5 @@ def figures(outcomes: list[Outcome], target: Target | None) -> dict[str, Any]:
         "mean_staleness_rounds": first.mean_staleness_rounds,
         "max_staleness_rounds": first.max_staleness_rounds,
         "replicas_identical": all(each.replicas_identical for each in outcomes),
+        "sent_bytes": max(each.sent_bytes or 0.0 for each in outcomes) or None,
     }

@@ -198,6 +198,8 @@ class Crew:
     """The processes that runs are made in."""
 
     def __init__(self, jobs: int) -> None:
+        self.room = jobs + 1
+        """Calls that should be in hand, so that nobody idles."""
         self._others = set(multiprocessing.active_children())
         self._pool = ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"), initializer=_begin

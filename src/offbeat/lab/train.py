@@ -71,7 +71,8 @@ def _attached(
     batches: Iterator[Any],
     contestant: Contestant,
 ) -> Outcome:
-    with offbeat.attach(model, optimizer, contestant.algorithm) as dp:
+    schedule = None if task.schedule is None else task.schedule(optimizer)
+    with offbeat.attach(model, optimizer, contestant.algorithm, scheduler=schedule) as dp:
         run.reads(totals := OfAttached(dp), dp._replica)
         while run.goes_on(dp.seconds, dp.round):
             batch = next(batches)
@@ -96,6 +97,7 @@ def _attached(
         max(stats.staleness, default=0),
         bool(stats.replicas_identical),
         steps=stats.steps,
+        sent_bytes=world.sent_bytes,
     )
 
 
@@ -113,6 +115,7 @@ def _ddp(
     nobody can have ended k + 1 without it, so k + 1 is the last one for all.
     """
     wrapped, watch = DistributedDataParallel(model), Watch(world.records)
+    schedule = None if task.schedule is None else task.schedule(optimizer)
     run.reads(watch)
     step, computed = 0, 0.0
     latest = 0
@@ -126,6 +129,8 @@ def _ddp(
         ready = world.now()
         torch.autograd.backward(loss)
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
         step += 1
         computed += samples
         ended = world.now()

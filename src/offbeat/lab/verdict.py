@@ -117,10 +117,10 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
         return _fastest(found)
     if not there:
         return _nobody(race, target, found)
-    base = _baseline(found)
+    base = baseline(found)
     best = min(there, key=lambda each: each.median_s)
     when = f"it reaches {target} in {best.median_s:.1f} {unit} ({_seeds(best)})"
-    ties = [each.label for each in there if each is not best and not _is_faster(best, each)]
+    ties = [each.label for each in there if each is not best and not is_faster(best, each)]
     if base is None:
         also = f"; as fast, within the spread: {', '.join(ties)}" if ties else ""
         return f"{_use(best)} here: {when}{also}. Add sync, to know what waiting costs."
@@ -157,7 +157,7 @@ def _fastest(found: list[Standing]) -> str:
     ran = [each for each in found if each.samples_per_s]
     if not ran:
         return "Nothing was measured: no run came to its end."
-    best, base = max(ran, key=lambda each: each.samples_per_s), _baseline(ran)
+    best, base = max(ran, key=lambda each: each.samples_per_s), baseline(ran)
     text = f"The most samples a second has {best.label}: {best.samples_per_s:,.0f}"
     if base is not None and best is not base:
         times = best.samples_per_s / base.samples_per_s
@@ -248,7 +248,7 @@ def _price(best: Standing, base: Standing) -> str:
     return ", ".join(parts)
 
 
-def _is_faster(one: Standing, other: Standing) -> bool:
+def is_faster(one: Standing, other: Standing) -> bool:
     """Whether the seeds support that; with few of them, whether they all say so, and clearly."""
     found = one.speed_up(other)
     if found.seeds >= ENOUGH_SEEDS:
@@ -256,6 +256,7 @@ def _is_faster(one: Standing, other: Standing) -> bool:
     return found.low > 1 + _ALIKE
 
 
-def _baseline(found: list[Standing]) -> Standing | None:
+def baseline(found: Sequence[Standing]) -> Standing | None:
+    """The synchronous one, that others are measured by."""
     by_label = {each.label: each for each in found}
     return next((by_label[label] for label in _BASELINES if label in by_label), None)

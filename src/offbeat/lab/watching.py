@@ -92,6 +92,8 @@ class Outcome:
     max_staleness_rounds: int
     replicas_identical: bool
     steps: int = 0
+    sent_bytes: float | None = None
+    """By all workers until this one ended, where that is counted."""
     evaluations: list[Line] = field(default_factory=list)
     """Of the whole run: worker 0 has them."""
     reached_s: float = math.inf

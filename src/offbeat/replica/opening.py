@@ -26,7 +26,7 @@ from offbeat.rounds import (
     Rules,
     SumOverAll,
 )
-from offbeat.worlds import World
+from offbeat.worlds import Channel, World
 
 
 class Opening(MicroBatch):
@@ -67,7 +67,7 @@ class Opening(MicroBatch):
         self.coder: Coder | None = None
         """What makes bytes of what this worker gives, if there is a codec, and another worker."""
         self.overlap = Overlap(self)
-        self.models = world.channel(name)  # the program's own, between rounds
+        self._models = world.channel(name)
         self.choose: Callable[[Measured], int] | None = None
         self.optimizer, self.clip_norm = optimizer, clip_norm
         self.step_merge = Step(optimizer, self.parameters, clip_norm, scheduled)
@@ -132,6 +132,11 @@ class Opening(MicroBatch):
             exchange=exchange,
             begin=False,
         )
+        if self.world.survives and not self.engine.repeats:
+            raise ValueError(
+                "survive=True: what this method's rounds exchange cannot be exchanged again yet "
+                "when a worker is lost; attach with survive=False, or take another method"
+            )
         self.overlap.on &= early
         self.engine.early = self.overlap if self.overlap.on else None
         self.engine.merge = self.shift or self.step_merge
@@ -149,6 +154,13 @@ class Opening(MicroBatch):
             return SumOverAll
         coder = self.coder = codec.coder(self.world.size, self.world.rank)
         return partial(SumOverAll, launches=partial(CodedLaunches, coder))
+
+    @property
+    def models(self) -> Channel:
+        """The program's own channel, between rounds, to all members."""
+        if self._models.epoch != self.world.epoch:
+            self._models = self.world.channel(self.name)
+        return self._models
 
     @property
     def drifts(self) -> bool:

@@ -7,12 +7,10 @@ JSON; the many numbers of the timelines as deflated columns, unpacked when a run
 from __future__ import annotations
 
 import html
-import json
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,11 +18,15 @@ from typing import Any
 from offbeat.report.columns import packed
 from offbeat.report.curves import curve
 from offbeat.report.files import WholeFile
+from offbeat.report.pieces import as_json, as_script, breakable, part
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES, seconds_by_state, spans
 from offbeat.report.summary import cells, headings, rows, seconds_of
 
-_SCRIPTS = ("page/timeline.js", "page/charts.js", "page/page.js")
+_SCRIPTS = (
+    *("page/look.js", "page/shared.js", "page/timeline.js"),
+    *("page/charts.js", "page/page.js"),
+)
 
 
 def write(runs: Runs, path: str | Path) -> None:
@@ -36,7 +38,7 @@ def write(runs: Runs, path: str | Path) -> None:
 
 def page(runs: Runs) -> str:
     """Return the whole page."""
-    return Template(_part("page/page.html")).substitute(
+    return Template(part("page/page.html")).substitute(
         title=html.escape(_title(runs)),
         facts=" · ".join(map(html.escape, _facts(runs))),
         verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
@@ -47,10 +49,10 @@ def page(runs: Runs) -> str:
             for number, run in enumerate(runs)
         ),
         details=_details(runs),
-        style=_part("page/style.css"),
-        data=_json(_data(runs)),
-        library=_script(_part("vendor/echarts.min.js")),
-        scripts=_script("\n".join(map(_part, _SCRIPTS))),
+        style=part("page/style.css"),
+        data=as_json(_data(runs)),
+        library=as_script(part("vendor/echarts.min.js")),
+        scripts=as_script("\n".join(map(part, _SCRIPTS))),
     )
 
 
@@ -87,7 +89,7 @@ def _table(runs: Runs) -> str:
         name, *values = (html.escape(text) for text in cells(row))
         best = ' class="best"' if len(known) > 1 and row.seconds_to_target == min(known) else ""
         swatch = f'<i class="swatch" data-group="{number}"></i>'
-        body += f'<tr{best}><th scope="row">{swatch}{_breakable(name)}</th>'
+        body += f'<tr{best}><th scope="row">{swatch}{breakable(name)}</th>'
         body += "".join(f"<td>{value}</td>" for value in values) + "</tr>"
     return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
 
@@ -99,11 +101,6 @@ def _failures(runs: Runs) -> str:
         for run in runs
         if run.error is not None
     )
-
-
-def _breakable(name: str) -> str:
-    """A name that may be broken where its parts meet: a telephone is narrow."""
-    return re.sub(r"([:=,])", r"\1<wbr>", name)
 
 
 def _details(runs: Runs) -> str:
@@ -219,20 +216,3 @@ def _staleness(group: list[Run]) -> dict[int, float]:
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-# --- into the page -------------------------------------------------------------------------------
-
-
-def _part(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
-
-
-def _json(data: dict[str, Any]) -> str:
-    """As JSON in which nothing can end the script that holds it, or begin a comment."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _script(source: str) -> str:
-    """As a script that nothing in it can end: in strings and patterns, <\\/ is </."""
-    return re.sub(r"</(?=script)", r"<\\/", source, flags=re.IGNORECASE)

@@ -31,7 +31,7 @@ class Arrivals:
     """One worker's arrivals for the next round."""
 
     def __init__(self, world: World, place: str, rules: Rules, start: Start) -> None:
-        self._control = world.control
+        self._control = world.control_in_epoch()
         self._now = world.now
         self._rank = world.rank
         self._size = world.size
@@ -143,6 +143,10 @@ class Arrivals:
             self._control.wait(self._key("one missing", start.round))
             told()
         self._control.wait(self._key("go", start.round))
+
+    def go(self) -> None:
+        """Start the round: it had started before somebody was lost."""
+        self._go(self.start)
 
     def forget(self, round: int) -> None:
         """Everyone has passed that round: its keys are of no more use."""

@@ -8,12 +8,15 @@ away for less than a few milliseconds is nobody's business: it costs no message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from offbeat.errors import EpochOver
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
 from offbeat.rounds.round import Round
 from offbeat.rounds.service import Service
 from offbeat.rounds.state import GRACE_S
+from offbeat.worlds.base import Activity
 
 PATIENCE_S = 2e-2
 """How long a worker that is away may be wanted by a lockstep before its background comes."""
@@ -26,11 +29,30 @@ class Background(Service):
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
+        self._begin_backgrounds()
+
+    def _begin_backgrounds(self) -> None:
         server = self._answer_bells if self._rules.lockstep else self._serve
         self._activities = [
-            self._world.spawn(f"rounds of {self._name}", server),
-            self._world.spawn(f"messages of {self._name}", self._carry_messages),
+            self._spawn(f"rounds of {self._name}", server),
+            self._spawn(f"messages of {self._name}", self._carry_messages),
         ]
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> Activity:
+        """Do something in the background that ends with the epoch."""
+        with self._state:
+            self._running += 1
+
+        def live() -> None:
+            try:
+                with suppress(EpochOver):
+                    run()
+            finally:
+                with self._state:
+                    self._running -= 1
+                    self._state.notify_all()
+
+        return self._world.spawn(name, live)
 
     # --- the messenger -----------------------------------------------------------------------
 
@@ -53,8 +75,10 @@ class Background(Service):
         world, arrivals = self._world, self._arrivals
         while True:
             with self._state:
-                self._state.wait_for(lambda: self._stirred or self._ended, until=self._deadline())
-                if self._ended:
+                self._state.wait_for(
+                    lambda: self._stirred or self._ended or self._over, until=self._deadline()
+                )
+                if self._ended or self._over:
                     return
                 self._stirred, now = False, world.now()
                 overdue_s = self._rules.overdue_s
@@ -101,11 +125,14 @@ class Background(Service):
                 with self._state:
                     self._called = True
                     self._state.notify_all()
-                    self._state.wait_for(self._may_give)
+                    self._state.wait_for(lambda: self._may_give() or self._over)
                     self._called = False
+                    if self._over:
+                        return
             self._take_part(number)
             self._keep_short()
-            if self._world.rank == number % self._world.size and number > 0:
+            members = self._world.members
+            if self._world.rank == members[number % len(members)] and number > 0:
                 self._arrivals.forget(number - 1)
 
     def _told_to_be_last(self) -> None:
@@ -118,17 +145,31 @@ class Background(Service):
 
     def _run_in_lockstep(self) -> None:
         """The program comes to the next round of a lockstep, and runs it."""
-        with self._state:
-            # Which write what this round takes.
-            self._state.wait_for(lambda: not (self._serving or self._folding))
-            if self._ended:
+        coming: int | None = None
+        while True:
+            with self._state:
+                # Which write what this round takes.
+                self._state.wait_for(lambda: not (self._serving or self._folding or self._over))
+                number = self.log.completed
+                coming = number if coming is None else coming
+                if self._ended or number > coming:  # its result came from somebody else
+                    return
+                # Who has left needs no round: it is there for those who do.
+                self._in_round = self._presence == HERE
+                asks = self._in_round and bool(self._absent)
+                self._running += 1
+            try:
+                if asks:
+                    self._bells.want(number)
+                self._take_part(number)
                 return
-            # Who has left needs no round: it is there for those who do.
-            self._in_round, number = self._presence == HERE, self.log.completed
-            asks = self._in_round and bool(self._absent)
-        if asks:
-            self._bells.want(number)
-        self._take_part(number)
+            except EpochOver:
+                continue
+            finally:
+                with self._state:
+                    self._running -= 1
+                    if self._over:
+                        self._state.notify_all()
 
     def _answer_bells(self) -> None:
         """In lockstep: take part in rounds while the program is away."""
@@ -152,10 +193,12 @@ class Background(Service):
             if asks:
                 self._bells.want(number)
             if self._serving:
-                self._take_part(number)
-                with self._state:
-                    self._serving = False
-                    self._state.notify_all()
+                try:
+                    self._take_part(number)
+                finally:
+                    with self._state:
+                        self._serving = False
+                        self._state.notify_all()
                 self._keep_short()
 
     def _stays_away(self) -> bool:
@@ -203,8 +246,11 @@ class Background(Service):
 
     def _join_backgrounds(self) -> None:
         if self._rules.lockstep:
-            self._bells.want_nothing()
-            if self._world.rank == 0:
-                self._bells.ring("end")
+            with suppress(EpochOver):  # then all hear that
+                self._bells.want_nothing()
+                if self._world.rank == self._world.members[0]:
+                    self._bells.ring("end")
         for activity in self._activities:
             activity.join()
+        with self._state:
+            self._state.wait_for(lambda: not self._over)

@@ -21,9 +21,9 @@ class Bells:
     """What workers in lockstep tell each other, when somebody is away."""
 
     def __init__(self, world: World, place: str) -> None:
-        self._control = world.control
+        self._control = world.control_in_epoch()
         self._rank = world.rank
-        self._size = world.size
+        self._size = len(world.members)
         self._place = place
         self._heard = 0
         self._asked: int | None = None

@@ -37,7 +37,8 @@ In lockstep there is nothing to wait for but the exchange, so the program itself
 the background only where the program is away (bells.py).
 
 This file is what a program does in its loop. presence.py is what it does elsewhere, background.py
-what its backgrounds do, service.py what they all share, under one lock.
+what its backgrounds do, service.py what they all share, under one lock, and members.py what happens
+when a worker is lost.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from offbeat.rounds.agreement import agree
 from offbeat.rounds.exchange import MakeExchange, SumOverAll
 from offbeat.rounds.header import HERE, LEFT, PAUSED
 from offbeat.rounds.layout import Layout
+from offbeat.rounds.members import Members
 from offbeat.rounds.pile import Pile
-from offbeat.rounds.presence import Presence
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Measured, Rules
@@ -62,7 +63,7 @@ from offbeat.worlds.base import World
 Arrival = Literal["on time", "late", "dropped", "abandoned"]
 
 
-class Engine(Presence):
+class Engine(Members):
     """The rounds of one layout, from the first to the last, as a worker's program sees them."""
 
     __slots__ = ()
@@ -101,6 +102,11 @@ class Engine(Presence):
     def lockstep(self) -> bool:
         """Whether everybody waits for everybody in every round."""
         return self._rules.lockstep
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round can be made again, if a worker is lost in the middle of it."""
+        return self._exchange.repeats
 
     @property
     def known_share(self) -> float:
@@ -175,8 +181,9 @@ class Engine(Presence):
                 self._outbox.append((self._arrivals.start, self._arrives()))
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
-            said = (self._arrivals.start, 0) if self._says_later else self._to_say()
-        self._arrivals.announce(*said)
+            nothing = self._arrivals, self._arrivals.start, 0
+            said = nothing if self._says_later else self._to_say()
+        self._say(said)
         return "dropped" if dropped else "late" if late else "on time"
 
     def _is_late(self, delay: int) -> bool:
@@ -212,7 +219,7 @@ class Engine(Presence):
                 self._set_aside(arrives=True)
                 self._resumes_after = self._started + 1
             said = self._to_say()
-        self._arrivals.announce(*said)
+        self._say(said)
 
     @property
     def under_way(self) -> bool:
@@ -228,11 +235,6 @@ class Engine(Presence):
     def gave_rounds(self) -> int:
         """Rounds that have taken this worker's pile, those before a checkpoint included."""
         return self._offset + self._started
-
-    @property
-    def knows_rounds(self) -> int:
-        """Rounds that the program knows of, those before a checkpoint included."""
-        return self._offset + self.log.taken
 
     @property
     def called(self) -> bool:
@@ -315,7 +317,7 @@ class Engine(Presence):
             self._says_later = False
             with self._state:
                 said = self._to_say()
-            self._arrivals.announce(*said)
+            self._say(said)
 
     def newest(self) -> Generator[Round, None, None]:
         """Wait for nothing; yield every completed round not taken, in order."""

@@ -17,11 +17,13 @@ once more, on every worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from offbeat.errors import EpochOver
 from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
@@ -47,10 +49,16 @@ class Early(Protocol):
 
 
 class Launches:
-    """The buckets of the next round that are under way: the first ones, before its header."""
+    """The buckets of the next round that are under way: the first ones, before its header.
 
-    def __init__(self, channel: Channel) -> None:
+    What travels is overwritten by the sum. Where a loss is survived, it is a copy: the round may
+    have to be made again, with the same contributions.
+    """
+
+    def __init__(self, channel: Channel, copies: Callable[[], Pile] | None = None) -> None:
         self._channel = channel
+        self._copies = copies
+        self._copy: Pile | None = None
         self._under_way: list[Work] = []
 
     def __len__(self) -> int:
@@ -58,11 +66,25 @@ class Launches:
 
     def launch(self, pile: Pile, not_before: float | None = None) -> None:
         """Send the next bucket on its way; the last one only when the header is in it."""
-        tensor = pile.tensors[len(self._under_way)]
-        self._under_way.append(self._begin(pile, tensor, not_before))
+        number = len(self._under_way)
+        tensor = pile.tensors[number]
+        if self._copies is not None:
+            if self._copy is None:
+                self._copy = self._copies()
+            self._copy.buckets = pile.buckets
+            tensor = self._copy.tensors[number].copy_(tensor)
+        try:
+            work = self._begin(pile, tensor, not_before)
+        except EpochOver as over:  # perhaps in the middle of a backward pass: who waits raises
+            work = _Broken(over)
+        self._under_way.append(work)
 
     def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
         return self._channel.all_reduce(tensor, not_before=not_before)
+
+    def _launch_rest(self, pile: Pile) -> None:
+        while len(self._under_way) < len(pile.tensors):
+            self.launch(pile)
 
     def see_and_launch(self, pile: Pile) -> None:
         """See whether the next bucket is finite, and launch it, if it is not the last one.
@@ -81,14 +103,26 @@ class Launches:
         under_way, self._under_way = self._under_way, []
         for work in under_way:
             work.wait()
+        if self._copy is not None:
+            pile.flats, self._copy.flats = self._copy.flats, pile.flats
 
-    def _launch_rest(self, pile: Pile) -> None:
-        while len(self._under_way) < len(pile.tensors):
-            self.launch(pile)
+
+class _Broken:
+    """A bucket that could not be launched, because its epoch is over."""
+
+    def __init__(self, over: EpochOver) -> None:
+        self._over = over
+
+    def wait(self) -> None:
+        raise self._over
 
 
 class Exchange(Protocol):
     """What travels to whom; made alike on every worker."""
+
+    repeats: bool
+    """Whether a round can be made again, if a worker is lost in the middle of it. Then the pile
+    is as it was, and one that has its result can give it to another."""
 
     @property
     def launches(self) -> Launches | None:
@@ -118,7 +152,10 @@ class SumOverAll:
     ) -> None:
         self._world = world
         self._header = header
-        self.launches = Launches(channel) if launches is None else launches(world, channel)
+        self.repeats = launches is None
+        copies = partial(Pile, layout, header.room) if world.survives else None
+        self.launches = launches(world, channel) if launches else Launches(channel, copies)
+        self._gone = header.gone(channel.members) if world.rank == channel.members[0] else {}
         for bucket in layout.buckets:  # make the groups now, not in the first round
             channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
 
@@ -128,7 +165,8 @@ class SumOverAll:
         If somebody's buckets have changed since they were launched, all must do it again.
         """
         margin = pile.flats.margin
-        margin.write(self._header.written(self._world.rank, share))
+        margin.write({**self._header.written(self._world.rank, share), **self._gone})
         pile.blank = False
         self.launches.end(pile)
+        margin = pile.flats.margin  # of the sum
         return read(self._header, margin.read(), margin.kind)

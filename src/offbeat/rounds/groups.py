@@ -82,6 +82,7 @@ def _dealt(workers: int, size: int, round: int) -> tuple[tuple[int, ...], ...]:
 class SumInGroups:
     """All-reduces of one layout's buckets within groups, and of a header among all."""
 
+    repeats = False
     launches = None  # a model is looked at when it is published, and travels when a round takes it
 
     def __init__(

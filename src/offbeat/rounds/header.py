@@ -20,7 +20,7 @@ from offbeat.rounds import rates as learning_rates
 from offbeat.rounds.layout import Kind
 from offbeat.rounds.rates import in_parts
 
-HERE, AWAY, PAUSED, LEFT = range(4)  # a worker's presence
+HERE, AWAY, PAUSED, LEFT, GONE = range(5)  # a worker's presence; who is gone was lost
 _BY_RANK = 7
 _OF_ALL = 8
 
@@ -96,6 +96,11 @@ class Shares:
         """Who has."""
         return self._ranks(PAUSED)
 
+    @cached_property
+    def members(self) -> int:
+        """How many workers had not been lost."""
+        return len(self.presence) - self.presence.count(GONE)
+
     @property
     def all_left(self) -> bool:
         """Whether this round is the last."""
@@ -161,6 +166,11 @@ class Header:
                 *share.used,
             ),
         }
+
+    def gone(self, members: tuple[int, ...]) -> dict[int, Sequence[float]]:
+        """What one of the members says of those who were lost."""
+        lost = (rank for rank in range(self._size) if rank not in members)
+        return {rank * self._each + 3: (GONE,) for rank in lost}
 
     def read(self, numbers: Sequence[float]) -> Shares:
         """What the sum of all workers' headers says."""

@@ -25,6 +25,7 @@ _IN_FLIGHT = 2
 class Neighbours:
     """An exchange over one graph."""
 
+    repeats = False
     launches = None  # what goes to neighbours is written at once, and looked at then
 
     def __init__(

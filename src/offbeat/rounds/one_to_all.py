@@ -17,6 +17,8 @@ from offbeat.worlds.base import Channel, World
 class FromOneToAll:
     """Broadcasts of one layout's buckets."""
 
+    repeats = False
+
     def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
         self._channel = channel
         for bucket in layout.buckets:  # make the groups now, not with the first gradient

@@ -149,6 +149,8 @@ class Piles:
         self._most = spares
         self._spare: list[Pile] = []
         self._growing: Pile | None = None
+        self._kept: Pile | None = None
+        self._kept_is_back = False
         self.written_late = False
         """Whether a pile is written when a round takes it: until then it needs no buffer."""
         self._small = sum(bucket.numel for bucket in layout.buckets) <= _SMALL
@@ -217,8 +219,17 @@ class Piles:
         if pile.before is not None:
             self.give_back(pile.before)
             pile.before = None
-        if len(self._spare) < (1 if self.written_late else self._most):
+        if pile is self._kept:
+            self._kept_is_back = True
+        elif len(self._spare) < (1 if self.written_late else self._most):
             self._spare.append(pile)
+
+    def keep(self, pile: Pile) -> None:
+        """Leave the latest result as it is until the next one is there: see members.py."""
+        (before, is_back), self._kept = (self._kept, self._kept_is_back), pile
+        self._kept_is_back = False
+        if before is not None and is_back:
+            self.give_back(before)
 
     def prepare(self) -> None:
         """Zero a small empty pile ahead of the round that may find it empty."""

@@ -63,8 +63,8 @@ class Presence(Background):
             self._away_since = None
             told, self._told_away = self._told_away, False
             self._steps = max(self._steps, self._started)
-            said = (self._arrivals.start, self._arrives() if told else 0)
-        self._arrivals.announce(*said)
+            said = self._arrivals, self._arrivals.start, self._arrives() if told else 0
+        self._say(said)
 
     def leave(self) -> Generator[Round, None, None]:
         """Contribute nothing more; yield the rounds of the others until all have left."""
@@ -92,14 +92,13 @@ class Presence(Background):
 
     def resume(self) -> None:
         """Go on after `settle`, once everyone has seen what it wanted to see."""
-        control, key = self._world.control, self._pause_key()
-        if control.add(key, 1) == self._paused:
-            control.set(f"{key}/all", b"1")
-            if self._resumed:  # all have passed that, to come here
-                control.delete(self._resumed)
-                control.delete(f"{self._resumed}/all")
-        control.wait(f"{key}/all")
-        self._resumed = key
+        world, key = self._world, self._pause_key()
+        epoch = world.epoch
+        world.meet(key, self._paused)
+        if self._resumed and self._paused[0] == world.rank:  # all have passed that, to come here
+            world.control.delete(self._resumed)
+            world.control.delete(f"{self._resumed}/all")
+        self._resumed = f"meet/{key}/{epoch}"
         with self._state:
             self._presence = HERE
             self._settled = self._overdue = False
@@ -127,7 +126,7 @@ class Presence(Background):
                 self._write(self.piles.growing)  # from here on the program changes parameters
             said = self._to_say()
             self._state.notify_all()
-        self._arrivals.announce(*said)
+        self._say(said)
         done = False
         while not done:
             if self._rules.lockstep:

@@ -25,8 +25,8 @@ class Roll:
         """That somebody wants, or has made."""
         self.pauses = 0
         """How often all have paused, but for those who had left."""
-        self.paused = 0
-        """How many did, the last time."""
+        self.paused: tuple[int, ...] = ()
+        """Who did, the last time."""
 
     def hear(self, why: str, rounds: int, rank: int) -> None:
         """Take note of a bell."""
@@ -43,7 +43,7 @@ class Roll:
         paused = [rank for rank, why in self.absent.items() if why == PAUSED]
         if paused and len(self.absent) == self._size and AWAY not in self.absent.values():
             self.pauses += 1
-            self.paused = len(paused)
+            self.paused = tuple(sorted(paused))
             for rank in paused:
                 del self.absent[rank]
 

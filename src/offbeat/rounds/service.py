@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
+import torch
+
+from offbeat.errors import EpochOver
 from offbeat.rounds import told
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Share, Shares
 from offbeat.rounds.pile import Pile
@@ -46,22 +49,48 @@ class Service(State):
             launches.see_and_launch(pile)
         share.bad = pile.bad_slot
 
-        shares = self._exchange.reduce(pile, share)
-        while shares.changed:
-            assert self.early is not None, "nobody else launches buckets early"
-            self.early.restore(pile)
-            shares = self._exchange.reduce(pile, self._share_again(share, pile))
+        try:
+            shares = self._exchange.reduce(pile, share)
+            while shares.changed:
+                assert self.early is not None, "nobody else launches buckets early"
+                self.early.restore(pile)
+                shares = self._exchange.reduce(pile, self._share_again(share, pile))
+        except EpochOver:  # the round is made again, with the same; or somebody has its result
+            with self._state:
+                self._given = pile, share
+            raise
+        self._complete(number, pile, shares, began_s)
+
+    def _complete(self, number: int, pile: Pile, shares: Shares, began_s: float) -> None:
+        """The exchange is over."""
         if self.early is not None:
             self.early.finished()
+        if self._world.survives:
+            self._keep_result(pile)
         ended_s = self._world.now()
         self._exchange_s = ended_s - began_s
         self._log_round(number, pile, shares, began_s, ended_s)
+
+    def _keep_result(self, pile: Pile) -> None:
+        """Have what was summed up until the next round is, for who may have missed it.
+
+        The next one's exchange has everybody, so by then nobody has. Some merges change what they
+        read: of those that move models a copy is kept.
+        """
+        if self.write is None:
+            self.piles.keep(pile)
+            self._latest = pile.tensors
+        else:
+            tensors = pile.tensors
+            if [each.shape for each in tensors] != [each.shape for each in self._latest]:
+                self._latest = [torch.empty_like(each) for each in tensors]
+            torch._foreach_copy_(self._latest, tensors)
 
     def _await_room(self) -> None:
         """Wait for a program that must come for rounds before there is room for one; under lock."""
         if self.log.full and self.merge and self._is_awaited():
             self._wants_room = True
-            self._state.wait_for(lambda: not self.log.full or not self._is_awaited())
+            self._state.wait_for(lambda: not self.log.full or not self._is_awaited() or self._over)
             self._wants_room = False
 
     def _is_awaited(self) -> bool:
@@ -189,7 +218,7 @@ class Service(State):
         away, paused = shares.away, shares.paused
         divisor = samples / pile.unit
         if rules.divisor != "samples":
-            divisor = shares.weight if rules.divisor == "moves" else float(size)
+            divisor = shares.weight if rules.divisor == "moves" else float(shares.members)
         completed = told.round_of(shares, number, divisor)
         if pile.buckets is not None:
             completed = completed.but(buckets=pile.buckets)
@@ -215,7 +244,7 @@ class Service(State):
                 if kept is None:
                     self.piles.give_back(pile)
             if over:
-                self._paused = len(paused)
+                self._paused = paused
                 self._settled, self._ended = bool(paused), not paused
             self._in_round = False
             if self._absent or away:
@@ -226,7 +255,7 @@ class Service(State):
             if not self._rules.lockstep:
                 self.piles.prepare()
             self._state.notify_all()
-        self._arrivals.announce(*said)
+        self._say(said)
 
     def _note_absent(self, round: int, away: tuple[int, ...]) -> None:
         """In lockstep: who was away in a round is so until a later one says otherwise."""

@@ -7,11 +7,15 @@ to say of itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from torch import Tensor
+
+from offbeat.errors import EpochOver
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
-from offbeat.rounds.exchange import Early, MakeExchange, Write
+from offbeat.rounds.exchange import Early, Exchange, MakeExchange, Write
 from offbeat.rounds.fragments import Carried, Fragments
 from offbeat.rounds.header import AWAY, HERE, Share
 from offbeat.rounds.layout import Flats, Layout
@@ -19,10 +23,11 @@ from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
-from offbeat.worlds.base import Activity, World
+from offbeat.worlds.base import Activity, Channel, World
 
 Land = Callable[[Round, Flats, bool], Round]
 """Gets a round, its sum, and whether it is the last one; returns what the log keeps of it."""
+Said = tuple[Arrivals, Start, int]
 GRACE_S = 2e-3
 """How long a worker may be away, or wait, before it says so."""
 
@@ -41,6 +46,7 @@ class State:
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
+        *("_following", "_header", "_latest", "_make", "_over", "_regrouping", "_running"),
     )
 
     def __init__(
@@ -63,7 +69,11 @@ class State:
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
         header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
-        self._exchange = exchange(world, world.channel(place), layout, header)
+        self._make: Callable[[Channel], Exchange] = lambda channel: exchange(
+            world, channel, layout, header
+        )
+        self._header = header
+        self._exchange = self._make(world.channel(place))
         self.write: Write | None = None
         """Writes what a round takes when it takes it; else `contribute` does."""
         self.weight: Callable[[Pile], float] = lambda pile: pile.samples
@@ -121,9 +131,13 @@ class State:
         self._in_round = False  # in lockstep: the program is in the next round
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
-        self._paused = 0
+        self._paused: tuple[int, ...] = ()  # who makes a checkpoint with this worker
         self._resumed = ""  # the key of the latest pause
         self._ended = False  # all have left
+        self._over = False  # the members have changed, and this engine is to begin anew
+        self._regrouping = False  # it does so
+        self._running = 0  # who is in the middle of something that ends with an epoch
+        self._latest: list[Tensor] = []  # what the latest round summed up, for who has missed it
         self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = told.quorum_of(rules.quorum, world.size)
         self._period_quorum = told.quorum_of(rules.period_quorum, world.size)
@@ -141,8 +155,10 @@ class State:
         return self._start_of(0, everyone, due)
 
     def _start_of(self, round: int, active: tuple[int, ...], due: frozenset[int]) -> Start:
+        self._following = round, active, due
         # A worker that has left brings nothing more: the samples may never be enough.
-        least = self._rules.least_samples if len(active) == self._world.size else 0.0
+        enough = len(active) == len(self._world.members)
+        least = self._rules.least_samples if enough else 0.0
         number = self._offset + round
         quorum = self._period_quorum if self._rules.periodic(number) else self._quorum
         return told.start(round, quorum, number, active, due, least)
@@ -157,16 +173,22 @@ class State:
         """Whether the others have been told that this worker is on time for the next round."""
         return self._knows_start() and self._arrivals.on_time
 
-    def _to_say(self) -> tuple[Start, int]:
+    def _to_say(self) -> Said:
         """What the program has to announce itself, if anything; or stir the messenger to do so."""
         rules, arrivals = self._rules, self._arrivals
         if rules.lockstep:
-            return arrivals.start, 0
+            return arrivals, arrivals.start, 0
         if not rules.by_messenger:
-            return arrivals.start, self._arrives()
+            return arrivals, arrivals.start, self._arrives()
         if rules.bounded or self._outbox or self._standing() != arrivals.announced:
             self._stir()
-        return arrivals.start, 0
+        return arrivals, arrivals.start, 0
+
+    def _say(self, said: Said) -> None:
+        """Announce it; not under lock."""
+        arrivals, start, arrived = said
+        with suppress(EpochOver):  # it is said again in the next one
+            arrivals.announce(start, arrived)
 
     def _arrives(self) -> int:
         """What to add to the counter of arrivals, which is to follow."""

@@ -48,7 +48,7 @@ def round_of(shares: Shares, number: int, divisor: float) -> Round:
         mean_staleness_rounds=shares.stale_samples / samples if samples else 0.0,
         micro_batches=shares.micro_batches,
         notes_by_rank=shares.notes,
-        here=len(shares.presence) - shares.presence.count(LEFT),
+        here=shares.members - shares.presence.count(LEFT),
         bad=shares.bad,
         made=shares.made,
         ends=shares.ends,

@@ -6,6 +6,7 @@ They are forked from a server that has imported torch, which takes longer than m
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import pickle
 import shutil
@@ -24,6 +25,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
 """The first optimizer of a process imports dynamo, which takes longer than torch."""
+
+START_S = 90.0
+"""How long processes may take to begin: the first of all wait until torch has been imported."""
+LOOK_S = 0.01
+"""How often to look whether they have."""
+SOONER_S = 1.0
+"""So long before its time is up a process writes down where its threads are."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,9 @@ def processes(
     """Run a function, which must be importable, in as many processes as torchrun would start.
 
     The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
-    With `check`, the first error of a worker is raised here. Whoever is still running after
-    `time_out_s` is killed, and counts as an error.
+    With `check`, the first error of a worker is raised here. Whoever is still running
+    `time_out_s` after all have begun is killed, and counts as an error, which shows where its
+    threads were.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     spawning = torch.multiprocessing.get_context("forkserver")
@@ -61,14 +70,18 @@ def processes(
     for rank in range(workers):
         variables = {**job_variables(rank, workers, store.port), **(environment or {})}
         child = spawning.Process(
-            target=_child, args=(folder / str(rank), variables, function, arguments)
+            target=_child,
+            args=(folder / str(rank), variables, time_out_s, function, arguments),
         )
         child.start()
         children.append(child)
     ended: dict[int, Ended] = {}
-    while len(ended) < workers and time.monotonic() < began + time_out_s:
+    all_begun, until = False, began + START_S
+    while len(ended) < workers and time.monotonic() < until:
+        if not all_begun and all(_has_begun(folder / str(rank)) for rank in range(workers)):
+            all_begun, until = True, time.monotonic() + time_out_s
         running = [children[rank].sentinel for rank in range(workers) if rank not in ended]
-        wait(running, timeout=began + time_out_s - time.monotonic())
+        wait(running, timeout=max(until - time.monotonic(), 0.0) if all_begun else LOOK_S)
         for rank in range(workers):
             if rank not in ended and not children[rank].is_alive():
                 result, error = _result(folder / str(rank))
@@ -79,6 +92,7 @@ def processes(
             child.kill()
             child.join()
             late = TimeoutError(f"worker {rank} was still running after {time_out_s} s")
+            late.add_note(_stacks(folder / str(rank)))
             ended[rank] = Ended(rank, child.exitcode, None, late, time_out_s)
     shutil.rmtree(folder)
     ordered = [ended[rank] for rank in range(workers)]
@@ -105,10 +119,16 @@ def job_variables(rank: int, workers: int, port: int) -> dict[str, str]:
 
 
 def _child(
-    result: Path, variables: dict[str, str], function: Callable[..., Any], arguments: Any
+    result: Path,
+    variables: dict[str, str],
+    time_out_s: float,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     os.environ.update(variables)
     torch.set_num_threads(1)
+    stacks = result.with_suffix(".stacks").open("w")
+    faulthandler.dump_traceback_later(max(time_out_s - SOONER_S, 0.1), file=stacks)
     try:
         ended = pickle.dumps((function(*arguments), None))
     except BaseException as error:
@@ -121,6 +141,15 @@ def _child(
     result.with_suffix(".part").write_bytes(ended)
     result.with_suffix(".part").rename(result)
     atexit._run_exitfuncs()  # a process that was forked does not, and a script's would
+
+
+def _has_begun(file: Path) -> bool:
+    return file.with_suffix(".stacks").exists()
+
+
+def _stacks(file: Path) -> str:
+    """Where the threads of a process were shortly before its time was up."""
+    return file.with_suffix(".stacks").read_text() if _has_begun(file) else "it had not begun"
 
 
 def _result(file: Path) -> tuple[Any, BaseException | None]:

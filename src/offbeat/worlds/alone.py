@@ -20,6 +20,9 @@ class AloneWorld(ThreadedWorld):
         super().__init__(0, 1, cluster, seed)
         self.control = _Control(self)
 
+    def control_in_epoch(self) -> base.Control:
+        return self.control
+
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         return _Channel(self, checked_members(name, members, self))
 

@@ -11,9 +11,11 @@ code above them cannot tell which. It never imports `torch.distributed`, `time` 
     data         channel(...).all_reduce / all_gather / all_to_all / broadcast: native collectives
                  channel(...).send / recv / exchange: between two workers, or among several
 
-Membership: `members` are the workers of this `epoch`, and `rank` counts among them. A channel and
-a control key belong to the epoch that they were made in. Until regrouping exists, an epoch ends
-with the loss of any worker: every verb of every survivor then raises `WorkerLostError`.
+Membership: `members` are the workers of this `epoch`, of the `size` that have begun. A rank is a
+worker's for life. The loss of a member ends the epoch. Then every verb of every survivor raises
+`WorkerLostError`; or, if the world `survives`, only what belongs to the old epoch does, by
+`EpochOver`: its channels, and what was waited for on the control plane. Whoever has asked for it
+(`regroups`) begins anew among those who are left.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.errors import WorkerLeft
+from offbeat.errors import EpochOver, WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 
+T = TypeVar("T")
+HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
 Op = Literal["sum", "max", "min"]
 
 
@@ -51,6 +55,7 @@ class Channel(ABC):
     """
 
     members: tuple[int, ...]
+    epoch: int = 0
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: Op = "sum", not_before: float | None = None) -> Work:
@@ -151,6 +156,13 @@ class Activity(Protocol):
         """Block until it has ended; raise what it raised."""
 
 
+class Regrouping(Protocol):
+    """Something that lives through a loss."""
+
+    def epoch_over(self) -> None:
+        """The members have changed: begin anew, in the background. Must not block."""
+
+
 class Closeable(Protocol):
     """Something attached to a world."""
 
@@ -188,6 +200,14 @@ class World(ABC):
         self.size = size
         self.epoch = 0
         self.members = everyone(size)
+        self.survives = False
+        """Whether the others go on when a worker is lost."""
+        self.min_workers = 1
+        """With how few of them."""
+        self.loss = ""
+        """What has ended the epoch before this one, in words."""
+        self.regroups: list[Regrouping] = []
+        """Who is told when the members have changed."""
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
@@ -203,6 +223,11 @@ class World(ABC):
                 )
             if (leaves_at := cluster.leave_at(rank)) is not None:
                 self._leaves_at = leaves_at
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """What all workers have sent over channels so far; None where nobody counts."""
+        return None
 
     @abstractmethod
     def now(self) -> float:
@@ -233,6 +258,43 @@ class World(ABC):
     @abstractmethod
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> Channel:
         """Open a communicator among `members` (all, if None); each of them calls this."""
+
+    @abstractmethod
+    def control_in_epoch(self) -> Control:
+        """The control plane, of which every verb raises `EpochOver` when this epoch is."""
+
+    def survive(self, min_workers: int) -> None:
+        """Go on when a worker is lost, with as few as these; every worker calls this."""
+        self.survives = True
+        self.min_workers = min_workers
+
+    def meet(
+        self, name: str, who: tuple[int, ...] | None = None, act: Callable[[], T] | None = None
+    ) -> T | None:
+        """Have these members, or all, act together, and wait until all of them have.
+
+        If one is lost meanwhile, the others do it again. A name is used once.
+        """
+        while True:
+            members, epoch, control = self.members, self.epoch, self.control_in_epoch()
+            count = len(members if who is None else set(who) & set(members))
+            key, result = f"meet/{name}/{epoch}", None
+            try:
+                result = None if act is None else act()
+                if control.add(key, 1) == count:
+                    control.set(f"{key}/all", b"1")
+                control.wait(f"{key}/all")
+                return result
+            except EpochOver:
+                # If all had come, some are through, and will not come again.
+                if self.control.add(key, 0) >= count:
+                    return result
+
+    def _begin_epoch(self, epoch: int, members: tuple[int, ...]) -> None:
+        """Have the members changed; the caller breaks off what waits for the former ones."""
+        self.members, self.epoch = members, epoch
+        for each in list(self.regroups):
+            each.epoch_over()
 
     @abstractmethod
     def condition(self, name: str) -> Condition:
@@ -286,11 +348,24 @@ def checked_members(name: str, members: tuple[int, ...] | None, world: World) ->
     if strangers := [member for member in chosen if member not in world.members]:
         raise ValueError(
             f"channel {name!r} names workers {strangers}, "
-            f"but the cluster has the {world.size} workers 0..{world.size - 1}"
+            f"but the cluster has the {len(world.members)} workers {_ranges(world.members)}"
         )
     if world.rank not in chosen:
         raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
     return chosen
+
+
+def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> WorkerLostError:
+    """What ends the run of those who are left."""
+    return WorkerLostError(
+        f"{loss}; {len(members)} of the workers are left, and min_workers is {least}: the run ends",
+        rank=loss.rank,
+    )
+
+
+def _ranges(ranks: tuple[int, ...]) -> str:
+    run = ranks == everyone(len(ranks))
+    return f"0..{len(ranks) - 1}" if run else ", ".join(map(str, ranks))
 
 
 def checked_rows(verb: str, members: Sequence[int], row: Sequence[int], table: Tensor) -> None:

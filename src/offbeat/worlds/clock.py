@@ -84,7 +84,7 @@ class Clock:
         def there() -> None:
             if not task.done:
                 task.parked = visit
-                if task.worker.failure is None:
+                if task.worker.failure is None and not visit.is_over():
                     visit.there()
                 else:
                     self.wake(visit)
@@ -150,6 +150,14 @@ class Clock:
         for task in worker.tasks:
             if not task.done and task.parked is not None:
                 self.wake(task.parked)
+
+    def break_off(self, worker: Worker, error: Callable[[], BaseException]) -> None:
+        """Make what a worker waits for raise, if it ends with an epoch; later waits do not."""
+        for task in worker.tasks:
+            parked = None if task.done else task.parked
+            if parked is not None and getattr(parked.reason, "breaks", False):
+                task.broken = error()
+                self.wake(parked)
 
     # --- the loop --------------------------------------------------------------------------
 
@@ -231,6 +239,9 @@ class Clock:
             self._draw_as(worker)
         if worker.failure is not None:
             raise worker.failure
+        if task.broken is not None:
+            broken, task.broken = task.broken, None
+            raise broken
 
     def _make_calls(self) -> Any:
         """Make the calls that are due; return the task that is next, None if the loop must see."""

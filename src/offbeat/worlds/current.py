@@ -66,21 +66,29 @@ def present_world() -> World | None:
     return _process_world if virtual is None else virtual
 
 
-def enter_world(pace: Cluster | str | None = None, seed: int | None = None) -> World:
+def enter_world(
+    pace: Cluster | str | None = None, seed: int | None = None, survivors: int | None = None
+) -> World:
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 
     `pace` is the cluster to replay on real processes, $OFFBEAT_PACE if None; `seed` that of its
     noise, $OFFBEAT_SEED if None. What happens is recorded in the folder $OFFBEAT_RECORDS, if set.
+    With `survivors`, at least so many go on when a worker is lost.
     """
     global _process_world, _users
     if (virtual := current_virtual_world()) is not None:
+        if survivors is not None:
+            virtual.survive(survivors)
         return virtual
     if _process_world is None:
         pace = os.environ.get("OFFBEAT_PACE") or None if pace is None else pace
         cluster = Cluster.load(pace) if isinstance(pace, str) else pace
         seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
         several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
-        _process_world = RealWorld(cluster, seed) if several else AloneWorld(cluster, seed)
+        if several:
+            _process_world = RealWorld(cluster, seed, survivors=survivors)
+        else:
+            _process_world = AloneWorld(cluster, seed)
         if folder := os.environ.get("OFFBEAT_RECORDS"):
             _process_world.records = _records_file(folder, _process_world)
     _users += 1

@@ -24,6 +24,7 @@ from offbeat.errors import ClosedError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
 from offbeat.worlds.sockets import Sockets, cut, end, listening_ports, noting
+from offbeat.worlds.store import Control
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
@@ -49,10 +50,17 @@ class Groups:
     """The process groups of one channel: one for each kind of device that its tensors live on."""
 
     def __init__(
-        self, world: RealWorld, where: str, members: tuple[int, ...], time_out: timedelta
+        self,
+        world: RealWorld,
+        where: str,
+        members: tuple[int, ...],
+        time_out: timedelta,
+        epoch: int = 0,
     ) -> None:
         self.members = members
+        self.epoch = epoch
         self.where = where
+        self._control = Control(world, world.clients, epoch)
         self.time_out = time_out
         self._world = world
         self._groups: dict[str, Any] = {}
@@ -73,7 +81,7 @@ class Groups:
         if group is None:
             where = f"{self.where}/{device_type}"
             # Making a group cannot be interrupted, so first see that everyone is there to do it.
-            self._world.barrier(f"make/{where}", len(self.members))
+            self._world.barrier(f"make/{where}", len(self.members), self._control)
             group = self._groups[device_type] = self._connect(where, device_type)
         return group
 
@@ -95,7 +103,9 @@ class Groups:
 
         threading.Thread(target=connect, name="offbeat-connect", daemon=True).start()
         with self._world.connecting:
-            self._world.connecting.wait_for(lambda: bool(made))
+            self._world.connecting.wait_for(lambda: bool(made) or self.is_over())
+        if not made:
+            raise self._world.over()
         if isinstance(made[0], BaseException):
             raise made[0]
         return made[0]
@@ -117,7 +127,19 @@ class Groups:
         with suppress(ValueError):  # waited for twice
             self._under_way.remove(work)
 
+    def is_over(self) -> bool:
+        """Whether its members are others by now, or this worker has failed."""
+        return self.epoch != self._world.epoch or self._world.has_failed
+
     def wait_for(self, work: Work) -> None:
+        """Block until a work is done; or until this epoch is over, where that is survived."""
+        if not self._world.survives:
+            self._wait_for(work)
+        elif not self._world.waiters.wait(lambda: self._wait_for(work), self.is_over):
+            self._world.check()
+            raise self._world.over()
+
+    def _wait_for(self, work: Work) -> None:
         with self._lock:
             self._waiting += 1
         try:
@@ -141,7 +163,10 @@ class Groups:
     def break_off(self) -> None:
         """A worker is lost: end the connections, and with them what is under way."""
         cut(self._sockets)
-        self.drop()
+        if self._world.survives:  # it may block for as long as what is under way
+            threading.Thread(target=self.drop, name="offbeat-drop", daemon=True).start()
+        else:
+            self.drop()
 
     def drop(self) -> None:
         """Close the connections: a collective under way would keep them open, so let go of all.
@@ -214,7 +239,7 @@ class Work:
         try:
             self._groups.wait_for(self)
         except RuntimeError as error:
-            raise self._world.verdict_on(error) from error
+            raise self._world.verdict_on(error, self._groups.epoch) from error
 
     def finish(self) -> None:
         """Wait for each, without holding on to it: it would hold its connections open."""
@@ -232,6 +257,7 @@ class Channel(base.Channel):
 
     def __init__(self, world: RealWorld, groups: Groups, small: Small) -> None:
         self.members = groups.members
+        self.epoch = groups.epoch
         self._world = world
         self._groups = groups
         self._small = small
@@ -323,6 +349,8 @@ class Channel(base.Channel):
 
     def _begin(self, begin: Callable[[], Work]) -> base.Work:
         self._world.check()
+        if self._groups.is_over():
+            raise self._world.over()
         if self._closed:
             raise ClosedError(
                 f"worker {self._world.rank}: the channel {self._groups.where!r} was closed; "
@@ -331,10 +359,9 @@ class Channel(base.Channel):
         try:
             work = begin()
         except RuntimeError as error:
-            raise self._world.verdict_on(error) from error
-        try:
-            self._world.check()
-        except BaseException:  # all was broken off, perhaps before this work was under way
+            raise self._world.verdict_on(error, self.epoch) from error
+        if self._groups.is_over():  # all was broken off, perhaps before this work was under way
             self._groups.break_off()
-            raise
+            self._world.check()
+            raise self._world.over()
         return work

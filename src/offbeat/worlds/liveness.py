@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from offbeat.errors import ClosedError, WorkerLostError
-from offbeat.worlds.base import Activity
+from offbeat.worlds.base import HOW_TO_SURVIVE, Activity
 from offbeat.worlds.gloo import Groups, wait_for_c10d
 from offbeat.worlds.store import LONG, Clients
 
@@ -74,7 +74,7 @@ class Liveness:
             if bytes(verdict) == _CLOSED:
                 self._departs(rank)
 
-    def wait_for_verdict(self) -> None:
+    def wait_for_verdict(self, epoch: int | None = None) -> None:
         """Something has broken: give the news of it time to come."""
         self._told.wait(_VERDICT_S)
 
@@ -91,6 +91,9 @@ class Liveness:
             everyone = [f"departed/{rank}" for rank in self._world.members]
             with suppress(RuntimeError):  # two that were neighbours ended: nobody wrote for one
                 self._clients.mine().wait(everyone, _DEPART)
+
+    def stop(self) -> None:
+        """This worker has failed; what it says of itself ends its watches."""
 
     def _departs(self, rank: int) -> None:
         self._clients.mine().set(f"departed/{rank}", b"1")
@@ -120,7 +123,7 @@ class Liveness:
             self._world.failed(
                 WorkerLostError(
                     f"worker {rank} was lost ({reason}); "
-                    f"seen by worker {self._world.rank} of {self._world.size}",
+                    f"seen by worker {self._world.rank} of {self._world.size}. {HOW_TO_SURVIVE}",
                     rank=int(rank),
                 )
             )

@@ -1,10 +1,11 @@
 """The real world: processes under torchrun, over `torch.distributed`.
 
 Data moves through process groups of our own (`gloo.py`), next to the default one. Control values
-live in the job's own c10d store (`store.py`). Both carry the epoch in their prefix. A worker that
-ends is noticed by its neighbour (`liveness.py`), and then every verb of everybody raises. What the
-program itself does in torch.distributed meanwhile is known too (`own.py`), and it may not end its
-process group (`ending.py`).
+live in the job's own c10d store (`store.py`). A worker that ends is noticed by its neighbour
+(`liveness.py`), and then every verb of everybody raises; or, where losses are survived, by all
+others (`mesh.py`), and then what belongs to the epoch before does. What the program itself does in
+torch.distributed meanwhile is known too (`own.py`), and it may not end its process group
+(`ending.py`).
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from __future__ import annotations
 import atexit
 import os
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from offbeat.clusters import Cluster
-from offbeat.errors import ClosedError, WorkerLostError
+from offbeat.errors import ClosedError, EpochOver, WorkerLostError
 from offbeat.worlds import base, ending
-from offbeat.worlds.base import checked_members, stuck_s
+from offbeat.worlds.base import checked_members, stuck_s, too_few
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
+from offbeat.worlds.mesh import Mesh
 from offbeat.worlds.own import OwnCollectives
 from offbeat.worlds.small import Small
 from offbeat.worlds.store import Clients, Control, pool
 from offbeat.worlds.threads import ThreadedWorld
+from offbeat.worlds.waiters import Waiters
 
 # Up to which size one worker beats the ring: between hosts, messages cost less and bytes more than
 # within one.
@@ -46,7 +50,11 @@ class RealWorld(ThreadedWorld):
     control: Control
 
     def __init__(
-        self, cluster: Cluster | None = None, seed: int = 0, time_out_s: float = 1800.0
+        self,
+        cluster: Cluster | None = None,
+        seed: int = 0,
+        time_out_s: float = 1800.0,
+        survivors: int | None = None,
     ) -> None:
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
@@ -63,14 +71,20 @@ class RealWorld(ThreadedWorld):
         self._openings: Counter[str] = Counter()
         _opened += 1
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
+        self.waits_for: set[tuple[str, int]] = set()
+        """The keys that this worker's threads wait for, and the epoch in which they began."""
         self.control = Control(self, self.clients)
         self.connecting = self.condition("the other members, to connect")
-        self._liveness: Liveness | None = None
+        self.waiters = Waiters()
+        self._lost: int | None = None
+        self._liveness: Liveness | Mesh | None = None
+        if survivors is not None:
+            self.survives, self.min_workers = True, survivors
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
         self.control.add("within one host", int(within_one))
         if self.size > 1:
-            self._liveness = Liveness(self, self.clients)
+            self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
         agreed = self.control.add("within one host", 0) == self.size
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
@@ -80,13 +94,65 @@ class RealWorld(ThreadedWorld):
             self._began += self.now()
         ending.guard(self)
 
+    def control_in_epoch(self) -> base.Control:
+        return Control(self, self.clients, self.epoch)
+
+    def survive(self, min_workers: int) -> None:
+        """It has been said when the world was opened; or has not."""
+        if not self.survives:
+            raise ValueError(
+                "survive=True, but another attachment has opened this world without it: "
+                "say the same for all that are attached at a time"
+            )
+        self.min_workers = max(self.min_workers, min_workers)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether every verb raises."""
+        return self._failure is not None or self._closed
+
+    def over(self) -> EpochOver:
+        """What is raised by whatever belongs to an epoch that has ended."""
+        return EpochOver(self.loss, self._lost)
+
+    def begin_epoch(self, members: tuple[int, ...], words: str, lost: int) -> bool:
+        """Go on among these; False if this worker does not."""
+        error = WorkerLostError(f"{words}; seen by worker {self.rank} of {self.size}", rank=lost)
+        if self.rank not in members:
+            super().failed(error)
+            return False
+        if len(members) < self.min_workers:
+            self.failed(too_few(error, members, self.min_workers))
+            return False
+        self.loss, self._lost = words, lost
+        before = [groups for groups in self._groups if groups.epoch <= self.epoch]
+        channels = [channel for channel in self._channels if channel.epoch <= self.epoch]
+        self._retired.clear()
+        self._begin_epoch(self.epoch + 1, members)
+        for channel in channels:
+            channel.stop()
+            self._channels.remove(channel)
+        for groups in before:
+            groups.break_off()
+            self._groups.remove(groups)
+        self._interrupt()
+        self.control.wake_all(before=self.epoch)
+        return True
+
+    def _interrupt(self) -> None:
+        super()._interrupt()
+        self.waiters.look()
+
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
         self.check()
+        epoch = self.epoch  # before its members: if they change meanwhile, it is over
         members = checked_members(name, members, self)
         self._sweep()
         where = f"channel/{name}/{'-'.join(map(str, members)) if len(members) < self.size else ''}"
+        where = f"{epoch}/{where}" if epoch else where
         self._openings[where] += 1  # a name may be used again once its channel was closed
-        groups = Groups(self, f"{where}/{self._openings[where]}", members, self._time_out)
+        where = f"{where}/{self._openings[where]}"
+        groups = Groups(self, where, members, self._time_out, epoch)
         self._groups.append(groups)
         self._channels.append(channel := Channel(self, groups, Small(self, groups)))
         return channel
@@ -99,6 +165,8 @@ class RealWorld(ThreadedWorld):
         when the next channel is opened or closed.
         """
         self.check()
+        if groups.is_over():
+            return
         self._channels.remove(channel)
         if not groups.made:
             self._groups.remove(groups)
@@ -110,9 +178,10 @@ class RealWorld(ThreadedWorld):
     def _sweep(self) -> None:
         for groups in list(self._retired):
             if self.control.add(f"closed/{groups.where}", 0) == len(groups.members):
-                self._retired.remove(groups)
-                self._groups.remove(groups)
-                groups.close()
+                with suppress(ValueError):  # another thread of ours has seen it, too
+                    self._retired.remove(groups)
+                    self._groups.remove(groups)
+                    groups.close()
 
     def check(self) -> None:
         if not dist.is_initialized() and not self._closed:
@@ -128,7 +197,13 @@ class RealWorld(ThreadedWorld):
             return
         self.check()
         if self._liveness is not None:
-            self.barrier("close", self.size)
+            if self.survives:
+                self.meet("close")
+                self._closed = True  # all have: whoever still regroups need not
+                self._interrupt()
+                self.control.wake_all()
+            else:
+                self.barrier("close", self.size)
             self._liveness.close()
         super().close()
         self.clients.give_back()
@@ -139,6 +214,8 @@ class RealWorld(ThreadedWorld):
         if self._failure is None and self._liveness is not None:
             self._liveness.report(self.rank, f"{type(error).__name__}: {error}")
             self._liveness.wait_for_verdict()
+        if self._liveness is not None:
+            self._liveness.stop()
         super().fail(error)
 
     def failed(self, error: BaseException) -> None:
@@ -146,29 +223,32 @@ class RealWorld(ThreadedWorld):
         if self._liveness is not None and not isinstance(error, WorkerLostError):
             self._liveness.report(self.rank, f"{type(error).__name__}: {error}")
         super().failed(error)
-        if self._liveness is not None:
+        if isinstance(self._liveness, Liveness):
             self._liveness.say_goodbye()
-        for groups in self._groups:
+        for groups in list(self._groups):
             groups.break_off()
         self.control.wake_all()
 
-    def verdict_on(self, error: Exception) -> BaseException:
+    def verdict_on(self, error: Exception, epoch: int = 0) -> BaseException:
         """A collective has broken: find out who is gone."""
         error.__traceback__ = None  # its frames hold the group, and with it the connections open
         if self._liveness is not None:
-            self._liveness.wait_for_verdict()
+            self._liveness.wait_for_verdict(epoch)
         if self._failure is not None:
             return self._failure
+        if self.epoch > epoch:
+            return self.over()
         return WorkerLostError(
             f"worker {self.rank}: a collective failed, but no worker was seen to end: {error}",
             rank=None,
         )
 
-    def barrier(self, name: str, size: int) -> None:
+    def barrier(self, name: str, size: int, control: base.Control | None = None) -> None:
         """Wait, over the store alone, until `size` workers have come to the barrier `name`."""
-        if self.control.add(f"barrier/{name}", 1) == size:
-            self.control.set(f"barrier/{name}/all", b"1")
-        self.control.get(f"barrier/{name}/all")
+        control = self.control if control is None else control
+        if control.add(f"barrier/{name}", 1) == size:
+            control.set(f"barrier/{name}/all", b"1")
+        control.get(f"barrier/{name}/all")
 
     def _let_go(self) -> None:
         self._own.close()
@@ -178,10 +258,15 @@ class RealWorld(ThreadedWorld):
         try:
             super()._let_go()
         finally:
-            every = [*self._groups, *([self._liveness.groups] if self._liveness else [])]
+            every = list(self._groups)
+            if isinstance(self._liveness, Liveness):
+                every.append(self._liveness.groups)
+            self.waiters.close()
             for groups in every:
                 if self._failure is None:
                     groups.close()
+                elif self.survives:
+                    groups.break_off()
                 else:
                     groups.drop()
             if self._failure is not None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from offbeat.errors import EpochOver
 from offbeat.worlds.base import Condition, Op
 from offbeat.worlds.gloo import Groups, Work
 
@@ -102,6 +103,8 @@ class Small:
                     self._groups.wait_for(work)
                 except RuntimeError:  # the work knows; who waits for it raises
                     continue
+                except EpochOver:
+                    return
 
 
 class _Swapped(Work):

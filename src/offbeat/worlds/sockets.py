@@ -30,8 +30,9 @@ _half_cut: list[socket.socket] = []  # copies, which keep the connections open: 
 @contextmanager
 def noting() -> Iterator[Sockets]:
     """Note as ours the sockets that are opened in this block; they are in the result after it."""
-    while _half_cut:
-        _half_cut.pop().close()
+    with suppress(IndexError):  # another thread does the same
+        while True:
+            _half_cut.pop().close()
     before, new = _open_sockets(), Sockets()
     try:
         yield new

@@ -11,6 +11,7 @@ at the value: 25 us more than to wait alone.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -85,47 +86,57 @@ class Clients:
 
 
 class Control(base.Control):
-    """Values in the store; every verb raises once a loss is known."""
+    """Values in the store; every verb raises once a loss is known, and is not survived.
 
-    def __init__(self, world: RealWorld, clients: Clients) -> None:
+    With an epoch, also if that is over. Without one, only what waits when an epoch ends does.
+    """
+
+    def __init__(self, world: RealWorld, clients: Clients, epoch: int | None = None) -> None:
         self._world = world
         self._clients = clients
-        self._waited_for: set[str] = set()
+        self._epoch = epoch
+
+    def _check(self, epoch: int | None = None) -> None:
+        self._world.check()
+        if epoch is not None and epoch != self._world.epoch:
+            raise self._world.over()
 
     def set(self, key: str, value: bytes) -> None:
-        self._world.check()
+        self._check(self._epoch)
         self._clients.mine().set(f"key/{key}", value)
 
     def get(self, key: str) -> bytes:
         self._world.check()
-        key = f"key/{key}"
-        self._waited_for.add(key)
-        self._world.check()  # the failure may have come before it could see this key
+        key, waits_for = f"key/{key}", self._world.waits_for
+        epoch = self._world.epoch if self._epoch is None else self._epoch
+        waits_for.add((key, epoch))
         try:
+            self._check(epoch)  # the loss may have come before it could see this key
             value = self._clients.get(key)
         finally:
-            self._waited_for.discard(key)
-        self._world.check()
+            waits_for.discard((key, epoch))
+        self._check(self._epoch)
         if value == _WAKE:
-            raise self._world.verdict_on(RuntimeError(f"woken from waiting for {key!r}"))
+            raise self._world.verdict_on(RuntimeError(f"woken from waiting for {key!r}"), epoch)
         return value
 
     def wait(self, key: str) -> None:
         self.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        self._world.check()
+        self._check(self._epoch)
         return int(self._clients.mine().add(f"key/{key}", amount))
 
     def delete(self, key: str) -> None:
-        self._world.check()
+        self._check(self._epoch)
         self._clients.mine().delete_key(f"key/{key}")
 
-    def wake_all(self) -> None:
-        """End every wait of this worker: it has failed, and they will see that."""
+    def wake_all(self, before: float = math.inf) -> None:
+        """End every wait of this worker that began before that epoch: it will see why."""
         client = self._clients.mine()
-        for key in list(self._waited_for):
-            client.set(key, _WAKE)
+        for key, epoch in list(self._world.waits_for):
+            if epoch < before:
+                client.set(key, _WAKE)
 
 
 class _Pool:

@@ -6,26 +6,34 @@ from abc import ABC, abstractmethod
 
 from greenlet import greenlet
 
+from offbeat.errors import EpochOver
 from offbeat.worlds.generators import Generators
 
 
 class Worker:
     """What the tasks of one virtual worker have in common."""
 
-    __slots__ = ("alive", "failure", "generators", "rank", "tasks")
+    __slots__ = ("alive", "epoch", "failure", "generators", "loss", "rank", "tasks")
 
     def __init__(self, rank: int, seed: int | None = None) -> None:
         self.rank = rank
         self.alive = True
         self.failure: BaseException | None = None
+        self.epoch = 0
+        self.loss: tuple[str, int | None] = ("", None)  # what ended the epoch before, and who
         self.tasks: list[Task] = []
         self.generators = None if seed is None else Generators.seeded(seed)
+
+    def over(self) -> EpochOver:
+        """What is raised by whatever belongs to an epoch that has ended."""
+        return EpochOver(*self.loss)
 
 
 class Task:
     """A greenlet of a worker: its main program or a background activity."""
 
     __slots__ = (
+        "broken",
         "done",
         "draws",
         "ending",
@@ -47,6 +55,7 @@ class Task:
         self.parked: Parked | None = None
         self.joining: list[Parked] = []
         self.ending = self.done = False
+        self.broken: BaseException | None = None  # what its wait, which was broken off, raises
 
 
 class Parked:
@@ -71,6 +80,12 @@ class Visit(Parked, ABC):
     """
 
     __slots__ = ()
+    breaks = True
+    """Whether the wait is for something that ends with an epoch."""
+
+    def is_over(self) -> bool:
+        """Whether its epoch ended while it was on its way."""
+        return False
 
     @property
     def reason(self) -> object:  # type: ignore[override]

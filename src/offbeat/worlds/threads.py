@@ -89,7 +89,11 @@ class ThreadedWorld(World):
         """Note the first failure, and wake whoever waits so that it sees it."""
         if self._failure is None:
             self._failure = error
-        for condition in self._conditions:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Have all who wait look again."""
+        for condition in list(self._conditions):
             condition.interrupt()
 
     def _let_go(self) -> None:

@@ -3,13 +3,15 @@
     results = offbeat.run(train, cluster="two-slow-of-eight", seed=0)
 
 runs `train()` once per worker, each a greenlet. Compute costs what the cluster file says, messages
-cost what its network says, and everything else takes no time at all. A run is deterministic: the
-same function, cluster and seed give the same bits.
+cost what its network says, and everything else what its overhead says: nothing, by default. A run
+is deterministic: the same function, cluster and seed give the same bits.
 
 The cost model, in `offbeat.clusters`: an all-reduce begins when its last member has joined and the
 previous one on that channel has ended; it takes the time of a ring or of recursive doubling over
-the slowest link. A control value takes one latency to the store, and one back. Links do not
-contend with each other.
+the slowest link. A control value takes one latency to the store, and one back. Transfers do not
+compete for a link, unless the file says so. Overhead is charged by the verbs: `step_s` with
+compute, `exchange_s` with every collective and letter, `wake_s` where a condition has somebody go
+on.
 """
 
 from __future__ import annotations
@@ -17,19 +19,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent
 
-from offbeat.clusters import Cluster
+from offbeat.clusters import Cluster, draws
 from offbeat.errors import WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
-from offbeat.worlds.base import World, checked_members
+from offbeat.worlds.base import HOW_TO_SURVIVE, World, checked_members, too_few
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
-from offbeat.worlds.virtual_store import Store
+from offbeat.worlds.virtual_store import InEpoch, Store
 
 
 @dataclass
@@ -66,7 +69,8 @@ def run(
     clock = Clock()
     network = cluster.network
     store = Store(clock, network.control_latency_s)
-    city = _City(clock, cluster, Places(clock, network), store)
+    places = Places(clock, network, cluster.overhead.exchange_s)
+    city = _City(clock, cluster, places, store)
     results: list[Any] = [None] * cluster.workers
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
@@ -81,6 +85,7 @@ def run(
 
         clock.start(worker, "main", main, main=True)
         city.worlds.append(world)
+        city.members += (rank,)
         if (moment := cluster.crash_at(rank)) is not None:
             clock.end_at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
     _CITIES.append(city)
@@ -113,6 +118,7 @@ class VirtualWorld(World):
         self.city = city
         self.control = city.store
         self._clock = city.clock
+        self._step_s = cluster.overhead.step_s
 
     def now(self) -> float:
         return self._clock.now
@@ -120,14 +126,24 @@ class VirtualWorld(World):
     def sleep_until(self, moment: float) -> None:
         self._clock.sleep_until(moment)
 
+    def compute_s(self, step: int, samples: float, since: float) -> float:
+        return super().compute_s(step, samples, since) + self._step_s
+
     def codec_s(self, size_bytes: int) -> float:
         return size_bytes / self.city.cluster.network.codec_bytes_per_s
 
     def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        return self.city.places.open(self.rank, name, checked_members(name, members, self))
+        return self.city.places.open(self.worker, name, checked_members(name, members, self))
+
+    def control_in_epoch(self) -> base.Control:
+        return InEpoch(self.city.store, self.worker) if self.survives else self.control
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.city.places.sent_bytes
 
     def condition(self, name: str) -> base.Condition:
-        return _Condition(self._clock, name)
+        return _Condition(self._clock, name, self.city.cluster.overhead.wake_s)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
         return _Activity(self._clock, self._clock.start(self.worker, name, run))
@@ -137,9 +153,26 @@ class VirtualWorld(World):
 
     def fail(self, error: BaseException) -> None:
         """Tell the others, in case that the program catches the error and ends quietly."""
+        if not self.worker.alive:  # it crashes, and its program unwinds
+            return
         self._clock.end_at(self._clock.now, self._end_activities)
         if not isinstance(error, WorkerLostError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
+
+    def lost(self, error: WorkerLostError) -> None:
+        """Hear of a loss: this worker's epoch, or its run, is over."""
+        if not self.survives:
+            error = WorkerLostError(f"{error}. {HOW_TO_SURVIVE}", rank=error.rank)
+            self._clock.interrupt(self.worker, error)
+            return
+        members = self.city.members
+        if len(members) < self.min_workers:
+            self._clock.interrupt(self.worker, too_few(error, members, self.min_workers))
+        elif members != self.members:
+            self.worker.epoch, self.worker.loss = self.city.epoch, (str(error), error.rank)
+            self.loss = str(error)
+            self._begin_epoch(self.city.epoch, members)
+            self._clock.break_off(self.worker, self.worker.over)
 
     def _end_activities(self) -> None:
         for task in list(self.worker.tasks):
@@ -156,6 +189,9 @@ class _City:
     places: Places
     store: Store
     worlds: list[VirtualWorld] = field(default_factory=list)
+    members: tuple[int, ...] = ()
+    """Of the newest epoch: who has not been lost. Workers hear of it one after another."""
+    epoch: int = 0
 
     def crash(self, world: VirtualWorld) -> None:
         """End a worker where it stands."""
@@ -164,21 +200,32 @@ class _City:
             self.lose(world, "")
 
     def lose(self, world: VirtualWorld, why: str) -> None:
-        """Have every other worker learn, one control latency later, that this one is gone."""
-        moment = self.clock.now
+        """Have every other worker learn, one control latency later, that this one is gone.
 
-        def told() -> None:
-            for other in self.worlds:
+        Those who survive hear of it one after another, within another latency: so some know of a
+        loss while the others still make a round with what the lost one gave.
+        """
+        moment, latency_s = self.clock.now, self.cluster.network.control_latency_s
+        words = f"worker {world.rank} was lost at virtual time {moment:g} s{why}"
+        if world.rank not in self.members:
+            return
+        self.members = tuple(rank for rank in self.members if rank != world.rank)
+        self.epoch += 1
+
+        def told(others: list[VirtualWorld]) -> None:
+            for other in others:
                 if other is not world and other.worker.alive:
-                    lost = WorkerLostError(
-                        f"worker {world.rank} was lost at virtual time {moment:g} s{why}",
-                        rank=world.rank,
-                    )
-                    self.clock.interrupt(other.worker, lost)
+                    other.lost(WorkerLostError(words, rank=world.rank))
 
-        self.clock.at(moment + self.cluster.network.control_latency_s, told)
+        if not world.survives:
+            self.clock.at(moment + latency_s, lambda: told(self.worlds))
+            return
+        for other in self.worlds:
+            later = draws.uniform(draws.key(_SEED, other.rank), self.epoch)
+            self.clock.at(moment + latency_s * (1 + later), partial(told, [other]))
 
 
+_SEED = 7162843
 _CITIES: list[_City] = []
 
 
@@ -198,9 +245,10 @@ class _Condition(base.Condition):
     to find that it must wait on.
     """
 
-    def __init__(self, clock: Clock, name: str) -> None:
+    def __init__(self, clock: Clock, name: str, wake_s: float) -> None:
         self._clock = clock
         self._name = name
+        self._wake_s = wake_s
         self._waiting: list[tuple[Parked, Callable[[], bool]]] = []
         self._notified = False
 
@@ -239,6 +287,6 @@ class _Condition(base.Condition):
         waiting, self._waiting = self._waiting, []
         for parked, predicate in waiting:
             if predicate():
-                self._clock.wake(parked)
+                self._clock.wake(parked, self._wake_s)
             elif parked.waits:
                 self._waiting.append((parked, predicate))

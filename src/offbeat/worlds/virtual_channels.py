@@ -1,31 +1,33 @@
 """Channels of the virtual world: collectives that meet at a place, letters between two workers.
 
 A collective begins when its last member has joined and the previous one on that channel has ended,
-and takes what the cluster's network says. A letter needs nobody at the other end: it is copied on
-the way out and lies in a box until it is asked for. Members find each other by the channel's name,
-its members, and how often they have opened it before.
+and takes what the cluster's network says, plus what an exchange costs the host. Where links are
+shared, that depends on what else is under way (virtual_traffic.py). Letters are in
+virtual_letters.py. Members find each other by the channel's name, its members, and how often they
+have opened it before.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from offbeat.clusters.network import Network
+from offbeat.clusters.network import Collective, Network
 from offbeat.errors import WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import Op, checked_peers, checked_rows
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.tasks import Parked
+from offbeat.worlds.tasks import Parked, Worker
+from offbeat.worlds.virtual_letters import All, Letters, Sent
+from offbeat.worlds.virtual_traffic import Traffic
 
 Combine = Callable[[list[Tensor], list[Tensor]], None]
 """Fill the second list's tensors, or the first's own, from those of the first, all by member."""
-Cost = Callable[[Sequence[int], int], float]
 
 _COMBINE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": Tensor.add_,
@@ -37,19 +39,30 @@ _COMBINE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
 class Places:
     """Where the members of each channel meet, until all of them have closed it."""
 
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: Clock, network: Network, host_s: float = 0.0) -> None:
         self.clock = clock
         self.network = network
+        self.host_s = host_s
+        """What an exchange costs beyond the network."""
+        self.traffic = Traffic(clock) if network.sharing == "fair" else None
+        self.sent_bytes = 0.0  # by all workers, on all channels
         self._open: defaultdict[tuple[str, tuple[int, ...]], list[Place]] = defaultdict(list)
 
-    def open(self, rank: int, name: str, members: tuple[int, ...]) -> Channel:
+    def note_sent(self, collective: Collective, members: int, size_bytes: int) -> None:
+        """Count what the members of a collective send, all of them together."""
+        times = {"all_reduce": 2, "all_gather": members}.get(collective, 1)
+        self.sent_bytes += times * (members - 1) * size_bytes
+
+    def open(self, worker: Worker, name: str, members: tuple[int, ...]) -> Channel:
         """The worker's n-th channel of this name meets the n-th one of the others."""
+        rank = worker.rank
+        name = f"{name} of epoch {worker.epoch}" if worker.epoch else name
         places = self._open[name, members]
         place = next((each for each in places if rank not in each.opened), None)
         if place is None:
-            places.append(place := Place(name, members))
+            places.append(place := Place(name, members, worker.epoch))
         place.opened.add(rank)
-        return Channel(self, place, rank)
+        return Channel(self, place, worker)
 
     def leave(self, place: Place) -> None:
         """One more member is done with it; forget it after the last one."""
@@ -67,29 +80,35 @@ class Places:
 class Place:
     """What the members of one channel share."""
 
-    __slots__ = ("boxes", "ends", "left", "meetings", "members", "name", "opened")
+    __slots__ = (
+        *("ends", "epoch", "left", "letters", "line", "meetings", "members", "name", "opened"),
+    )
 
-    def __init__(self, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, name: str, members: tuple[int, ...], epoch: int = 0) -> None:
         self.name = name
+        self.epoch = epoch
         self.members = members
         self.opened: set[int] = set()
         self.left = 0
         self.meetings: dict[int, _Meeting] = {}  # those not everyone has joined, by number
         self.ends = 0.0  # when the last collective so far does
-        self.boxes: defaultdict[tuple[int, int], _Box] = defaultdict(_Box)
+        self.line: deque[_Meeting] = deque()  # where links are shared: the first is under way
+        self.letters = Letters()
 
 
 class Channel(base.Channel):
     """One member's end of a channel."""
 
-    def __init__(self, places: Places, place: Place, rank: int) -> None:
+    def __init__(self, places: Places, place: Place, worker: Worker) -> None:
         self.members = place.members
+        self.epoch = place.epoch
+        self._worker = worker
         self._places = places
         self._clock = places.clock
         self._network = places.network
         self._place = place
-        self._rank = rank
-        self._at = place.members.index(rank)
+        self._rank = worker.rank
+        self._at = place.members.index(worker.rank)
         self._issued = 0
         self._closed = False
 
@@ -97,7 +116,7 @@ class Channel(base.Channel):
         self, tensor: Tensor, op: Op = "sum", not_before: float | None = None
     ) -> base.Work:
         what, combine = _REDUCE[op]
-        return self._meet(what, tensor, tensor, combine, self._network.all_reduce_s, not_before)
+        return self._meet(what, tensor, tensor, combine, "all_reduce", not_before)
 
     def broadcast(self, tensor: Tensor, source: int) -> base.Work:
         at = self.members.index(source)
@@ -105,32 +124,31 @@ class Channel(base.Channel):
         def combine(tensors: list[Tensor], _: list[Tensor]) -> None:
             _copy(tensors[at], tensors[:at] + tensors[at + 1 :])
 
-        cost = self._network.broadcast_s
-        return self._meet(f"broadcast from {source}", tensor, tensor, combine, cost)
+        return self._meet(f"broadcast from {source}", tensor, tensor, combine, "broadcast")
 
     def all_gather(self, tensor: Tensor, into: Tensor) -> base.Work:
         checked_rows("all_gather", self.members, tensor.shape, into)
-        return self._meet("all_gather", tensor, into, _gather, self._network.all_gather_s)
+        return self._meet("all_gather", tensor, into, _gather, "all_gather")
 
     def all_to_all(
         self, tensor: Tensor, into: Tensor, not_before: float | None = None
     ) -> base.Work:
         checked_rows("all_to_all", self.members, tensor.shape[1:], tensor)
         checked_rows("all_to_all", self.members, tensor.shape[1:], into)
-        cost = self._network.all_to_all_s
-        return self._meet("all_to_all", tensor, into, _transpose, cost, not_before)
+        return self._meet("all_to_all", tensor, into, _transpose, "all_to_all", not_before)
 
     def send(self, tensor: Tensor, target: int) -> base.Work:
         self._post({target: tensor})
-        return _Sent(self._clock, 0.0)
+        return Sent(self._clock, 0.0)
 
     def recv(self, tensor: Tensor, source: int) -> base.Work:
-        return _Received(self._clock, self._checked(), source, self._rank, tensor)
+        place, worker = self._checked(), self._worker
+        return place.letters.receive(self._clock, source, worker, tensor, place.name, place.epoch)
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> base.Work:
         checked_peers(self._rank, self.members, outgoing, incoming)
-        sent = _Sent(self._clock, self._post(outgoing))
-        return _All([sent, *(self.recv(tensor, source) for source, tensor in incoming.items())])
+        sent = self._post(outgoing)
+        return All([sent, *(self.recv(tensor, source) for source, tensor in incoming.items())])
 
     def close(self) -> None:
         if not self._closed:
@@ -142,21 +160,17 @@ class Channel(base.Channel):
             raise WorldError(
                 f"worker {self._rank} uses channel {self._place.name!r} after it has closed it"
             )
+        if self._worker.epoch != self._place.epoch:
+            raise self._worker.over()
         return self._place
 
-    def _post(self, outgoing: Mapping[int, Tensor]) -> float:
-        """Put letters into their boxes; return when the last one arrives."""
-        place, now = self._checked(), self._clock.now
-        sizes = {target: tensor.nbytes for target, tensor in outgoing.items()}
-        arrive_s = self._network.messages_s(self._rank, sizes)
-        for target, tensor in outgoing.items():
-            box = place.boxes[self._rank, target]
-            box.last = max(box.last, now + arrive_s[target])  # in order per pair
-            box.letters[box.sent] = (tensor.detach().clone(), box.last)
-            box.sent += 1
-            self._clock.wake_all(box.waiting)
-            box.waiting.clear()
-        return now + max(arrive_s.values(), default=0.0)
+    def _post(self, outgoing: Mapping[int, Tensor]) -> base.Work:
+        places, letters = self._places, self._checked().letters
+        places.sent_bytes += sum(tensor.nbytes for tensor in outgoing.values())
+        clock, network, host_s = self._clock, self._network, places.host_s
+        if places.traffic is None:
+            return letters.post(clock, network, host_s, self._rank, outgoing)
+        return letters.post_shared(clock, network, places.traffic, host_s, self._rank, outgoing)
 
     def _meet(
         self,
@@ -164,7 +178,7 @@ class Channel(base.Channel):
         tensor: Tensor,
         into: Tensor,
         combine: Combine,
-        cost: Cost,
+        collective: Collective,
         not_before: float | None = None,
     ) -> _Meeting:
         clock, place, number = self._clock, self._checked(), self._issued
@@ -181,10 +195,36 @@ class Channel(base.Channel):
             meeting.ready = max(meeting.ready, not_before)
         if not meeting.missing:
             del place.meetings[number]
+            self._places.note_sent(collective, len(self.members), tensor.nbytes)
+            if self._places.traffic is not None:
+                self._stand_in_line(self._places.traffic, meeting, combine, collective)
+                return meeting
             begins = max(clock.now, meeting.ready, place.ends)
-            place.ends = begins + cost(self.members, tensor.nbytes)
+            cost_s = self._network.collective_s(collective, self.members, tensor.nbytes)
+            place.ends = begins + cost_s + self._places.host_s
             clock.at(place.ends, lambda: meeting.end(combine))
         return meeting
+
+    def _stand_in_line(
+        self, traffic: Traffic, meeting: _Meeting, combine: Combine, collective: Collective
+    ) -> None:
+        """Where links are shared: begin it when those before it on this channel have ended."""
+        clock, line, host_s = self._clock, self._place.line, self._places.host_s
+        load = self._network.load(collective, self.members, meeting.tensors[0].nbytes)
+
+        def begin() -> None:
+            traffic.begin(load, lambda: clock.at(clock.now + host_s, end))
+
+        def end() -> None:
+            meeting.end(combine)
+            line.popleft()
+            if line:
+                clock.at(line[0].ready, line[0].begin)
+
+        meeting.begin = begin
+        line.append(meeting)
+        if line[0] is meeting:
+            clock.at(meeting.ready, begin)
 
 
 class _Meeting:
@@ -192,8 +232,12 @@ class _Meeting:
 
     __slots__ = (
         *("_clock", "_ended", "_first", "_number", "_place", "_waiting"),
-        *("dtype", "intos", "missing", "ready", "shape", "tensors", "what"),
+        *("begin", "dtype", "intos", "missing", "ready", "shape", "tensors", "what"),
     )
+    breaks = True  # with its epoch
+
+    begin: Callable[[], None]
+    """Where links are shared: begins it."""
 
     def __init__(self, clock: Clock, place: Place, number: int, what: str, tensor: Tensor) -> None:
         count = len(place.members)
@@ -229,6 +273,8 @@ class _Meeting:
 
     def wait(self) -> None:
         while not self._ended:
+            if (task := self._clock.current) and task.worker.epoch != self._place.epoch:
+                raise task.worker.over()
             parked = self._clock.park(self)
             self._waiting.append(parked)
             self._clock.blocked(parked)
@@ -271,64 +317,6 @@ def _transpose(tensors: list[Tensor], intos: list[Tensor]) -> None:
 def _copy(source: Tensor, targets: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, [source] * len(targets))
-
-
-class _Box:
-    """Letters from one worker to another. Whoever asks first gets the first, waiting or not."""
-
-    __slots__ = ("asked", "last", "letters", "sent", "waiting")
-
-    def __init__(self) -> None:
-        self.letters: dict[int, tuple[Tensor, float]] = {}  # by number; with its arrival
-        self.sent = 0
-        self.asked = 0
-        self.last = 0.0
-        self.waiting: list[Parked] = []
-
-
-class _Received:
-    def __init__(self, clock: Clock, place: Place, source: int, rank: int, tensor: Tensor) -> None:
-        self._clock = clock
-        self._box = place.boxes[source, rank]
-        self._number = self._box.asked
-        self._box.asked += 1
-        self._tensor: Tensor | None = tensor
-        self._words = source, place.name
-
-    def wait(self) -> None:
-        if self._tensor is None:
-            return
-        while self._number not in self._box.letters:
-            parked = self._clock.park(self)
-            self._box.waiting.append(parked)
-            self._clock.blocked(parked)
-        letter, arrives = self._box.letters.pop(self._number)
-        into, self._tensor = self._tensor, None
-        self._clock.sleep_until(arrives)
-        into.copy_(letter)
-
-    def __str__(self) -> str:
-        return "a tensor from worker {} on channel {!r}".format(*self._words)
-
-
-class _Sent:
-    """What was copied on the way out; `until` is when the caller may go on."""
-
-    def __init__(self, clock: Clock, until: float) -> None:
-        self._clock = clock
-        self._until = until
-
-    def wait(self) -> None:
-        self._clock.sleep_until(self._until)
-
-
-class _All:
-    def __init__(self, works: list[base.Work]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
 
 
 def _ranks(ranks: list[int], most: int = 8) -> str:

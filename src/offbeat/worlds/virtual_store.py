@@ -1,16 +1,18 @@
 """The virtual world's control plane: a dictionary at a store, one latency away from everybody.
 
 A question is a *visit*: it travels for one latency, is answered there or waits for its key, and the
-answer travels for another one. All workers of a run share one store.
+answer travels for another one. All workers of a run share one store. What a worker asks in an epoch
+(`InEpoch`) is broken off when that ends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from offbeat.worlds import base
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.tasks import Parked, Visit
+from offbeat.worlds.tasks import Parked, Visit, Worker
 
 
 class Store(base.Control):
@@ -31,7 +33,11 @@ class Store(base.Control):
             self.clock.at(self.clock.now + self.latency_s, lambda: self._arrived(key, value))
 
     def get(self, key: str) -> bytes:
-        clock, question = self.clock, _Question(self, key)
+        return self.ask(_Question(self, key))
+
+    def ask(self, question: _Question) -> bytes:
+        """Block until there is an answer."""
+        clock, key = self.clock, question.key
         if self.latency_s:
             clock.visit(clock.now + self.latency_s, question)
         elif key in self.values:
@@ -74,19 +80,59 @@ class Store(base.Control):
             answer()
 
 
+class InEpoch(base.Control):
+    """The same values as one worker sees them in one epoch: every verb raises when it is over."""
+
+    def __init__(self, store: Store, worker: Worker) -> None:
+        self._store = store
+        self._worker = worker
+        self._epoch = worker.epoch
+
+    def set(self, key: str, value: bytes) -> None:
+        self._check()
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._check()
+        value = self._store.ask(_QuestionInEpoch(self._store, key, self.is_over))
+        self._check()
+        return value
+
+    def wait(self, key: str) -> None:
+        self.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        self._check()
+        total = self._store.add(key, amount)
+        self._check()
+        return total
+
+    def delete(self, key: str) -> None:
+        self._check()
+        self._store.delete(key)
+
+    def is_over(self) -> bool:
+        """Whether its epoch has ended."""
+        return self._worker.epoch != self._epoch
+
+    def _check(self) -> None:
+        if self.is_over():
+            raise self._worker.over()
+
+
 class _Question(Visit):
     """Asks for a value: gets it, or waits for it at the store."""
 
-    __slots__ = ("_key", "_store", "answer")
+    __slots__ = ("_store", "answer", "key")
 
     answer: bytes
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
-        self._key = key
+        self.key = key
 
     def there(self) -> None:
-        store, key = self._store, self._key
+        store, key = self._store, self.key
         if key in store.values:
             self.answer = store.values[key]
             store.clock.wake(self, store.latency_s)
@@ -94,25 +140,36 @@ class _Question(Visit):
             store.waiting[key].append((self, self))
 
     def __str__(self) -> str:
-        return f"control key {self._key!r}"
+        return f"control key {self.key!r}"
+
+
+class _QuestionInEpoch(_Question):
+    """The same, which does not wait when its epoch is over."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self, store: Store, key: str, is_over: Callable[[], bool]) -> None:
+        super().__init__(store, key)
+        self.answer = b""  # to who does not wait for it
+        self.is_over = is_over  # type: ignore[method-assign]
 
 
 class _Counting(Visit):
     """Adds to a counter."""
 
-    __slots__ = ("_amount", "_key", "_store", "total")
+    __slots__ = ("_store", "amount", "key", "total")
 
     total: int
 
     def __init__(self, store: Store, key: str, amount: int) -> None:
         self._store = store
-        self._key = key
-        self._amount = amount
+        self.key = key
+        self.amount = amount
 
     def there(self) -> None:
         store = self._store
-        store.counters[self._key] = self.total = store.counters[self._key] + self._amount
+        store.counters[self.key] = self.total = store.counters[self.key] + self.amount
         store.clock.wake(self, store.latency_s)
 
     def __str__(self) -> str:
-        return self._key
+        return self.key

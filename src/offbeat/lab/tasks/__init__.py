@@ -8,7 +8,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offbeat.lab.tasks import cifar10, digits, hyperplane, logistic, noisy, quadratic, text, timing
+from offbeat.lab.tasks import (
+    cifar10,
+    digits,
+    fashion,
+    hyperplane,
+    logistic,
+    noisy,
+    quadratic,
+    text,
+    timing,
+)
 from offbeat.lab.tasks.base import Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "find"]
@@ -20,16 +30,22 @@ TASKS: dict[str, Callable[..., Task]] = {
     "logistic": logistic.task,
     "hyperplane": hyperplane.task,
     "text": text.task,
+    "text-adamw": text.adamw,
+    "fashion": fashion.task,
+    "fashion-skewed": fashion.skewed,
     "cifar10": cifar10.task,
     "timing": timing.task,
 }
 
+_WITH_MORE = ("cifar10", "fashion", "fashion-skewed", "quadratic")
+"""Tasks after whose name a folder may follow, or how much noise."""
+
 
 def find(name: str) -> Task:
-    """Make a task by its name, or by `module:function`; an argument may follow cifar10 likewise."""
+    """Make a task by its name, or by `module:function`; some names take more after a colon."""
     head, colon, rest = name.partition(":")
-    if head == "cifar10":
-        return cifar10.task(rest)
+    if head in _WITH_MORE:
+        return TASKS[head](rest)
     if name in TASKS:
         return TASKS[name]()
     if not colon:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.lab.goals import Target
 
@@ -42,6 +43,8 @@ class Task:
     budget_steps: int
     """With `--until target`, or without a target, runs end after as many seconds as the slowest
     worker needs for so many micro-batches: a generous multiple of what synchronous SGD needs."""
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
+    """The learning rate's, stepped for every synchronous round's worth of steps (schedule.py)."""
     samples: Callable[[Batch], float] = _length
     """What a micro-batch weighs in averages, and in the cluster's `sample_s`."""
     draws: bool = True

@@ -2,10 +2,12 @@
 
 f(x) = x'Ax/2 - b'x with A = tridiag(-1, 2, -1)/4, b = (-1, 0, ..., 0)/4, and gradients with added
 noise, as in the experiments of Tyurin and Richtárik (arXiv 2305.12387). The loss is f(x) - min f.
+`quadratic:0.05` has so much noise, as a standard deviation, in each of the 16 coordinates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -30,8 +32,9 @@ class _Point(nn.Module):
         return self.x
 
 
-def task() -> Task:
+def task(noise: str = "") -> Task:
     """Come close to the minimum of a quadratic of condition number 117."""
+    spread = _NOISE if not noise else _checked(noise)
     ones = torch.ones(_SIZE)
     matrix = (2 * torch.diag(ones) - torch.diag(ones[1:], 1) - torch.diag(ones[1:], -1)) / 4
     slope = torch.zeros(_SIZE)
@@ -45,14 +48,14 @@ def task() -> Task:
     def batches(rank: int, world_size: int, seed: int) -> Iterator[Batch]:
         mine = generator(seed, rank)
         while True:
-            yield _NOISE * torch.randn(_SIZE, generator=mine)
+            yield spread * torch.randn(_SIZE, generator=mine)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         x = model()
         return value(x) + torch.dot(batch, x)
 
     return Task(
-        "quadratic",
+        f"quadratic:{noise}" if noise else "quadratic",
         model=_Point,
         loss=loss,
         batches=batches,
@@ -63,3 +66,13 @@ def task() -> Task:
         samples=lambda batch: 1.0,
         draws=False,
     )
+
+
+def _checked(noise: str) -> float:
+    try:
+        spread = float(noise)
+    except ValueError:
+        spread = -1.0
+    if not 0 <= spread < math.inf:
+        raise ValueError(f"quadratic:{noise}: the noise is a number from 0 on, such as 0.02")
+    return spread

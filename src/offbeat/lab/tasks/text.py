@@ -2,19 +2,24 @@
 
 The texts are docstrings of Python's standard library. A micro-batch is a few of them in full, its
 samples are their characters, and a cluster with `sample_s` charges for each: the cost of a
-micro-batch is its length, whoever computes it.
+micro-batch is its length, whoever computes it. `text-adamw` is the same by AdamW, with a warm-up
+and a cosine that ends half-way through the budget.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from offbeat.lab.goals import Target
 from offbeat.lab.tasks.base import Batch, Task, classified, generator, sgd
@@ -28,7 +33,32 @@ tempfile textwrap threading typing unittest uuid zipfile
 _CONTEXT = 6
 _TEXTS = 2
 _TESTS = 2000
+_ADAMW_LR = 4e-3
+_ADAMW_STEPS = 600
+_WARM_UP = 30
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+
+
+def adamw() -> Task:
+    """The same, as language models are trained: AdamW, a warm-up, and a cosine."""
+    return replace(
+        task(),
+        name="text-adamw",
+        optimizer=lambda model: AdamW(model.parameters(), lr=_ADAMW_LR, weight_decay=0.01),
+        schedule=_warm_up_and_cosine,
+        target=Target("loss", 2.15),
+        budget_steps=2 * _ADAMW_STEPS,
+    )
+
+
+def _warm_up_and_cosine(optimizer: Optimizer) -> LambdaLR:
+    def factor(tick: int) -> float:
+        if tick < _WARM_UP:
+            return (tick + 1) / _WARM_UP
+        rest = min(1.0, (tick - _WARM_UP) / (_ADAMW_STEPS - _WARM_UP))
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * rest))
+
+    return LambdaLR(optimizer, factor)
 
 
 def task() -> Task:

@@ -1,24 +1,7 @@
 // The page: puts the charts into it, and answers to the selector, the legend and the theme.
 
-const byId = (id) => document.getElementById(id);
 const hidden = new Set(); // algorithms that the reader has switched off
-const charts = new Map();
 const CURVES = ["accuracy-at_s", "accuracy-samples", "loss-at_s", "loss-samples"];
-
-function chartOf(id) {
-  if (!charts.has(id)) charts.set(id, echarts.init(byId(id), null, { renderer: "canvas" }));
-  return charts.get(id);
-}
-
-function show(id, option) {
-  const element = byId(id);
-  if (!option) {
-    element.className = "empty";
-    element.textContent = "not in these records";
-    return;
-  }
-  chartOf(id).setOption(option, { notMerge: true });
-}
 
 function drawCharts() {
   const narrow = innerWidth < 560;
@@ -75,7 +58,7 @@ function zoomBy(factor) {
   if (factor === "all" && shownRun.workers > 12) chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 2, start: 0, end: 100 });
 }
 
-// --- legends and themes ------------------------------------------------------------------------
+// --- legends ----------------------------------------------------------------------------------
 
 function legends() {
   const item = (name, text, more = "") => `<li><i class="swatch ${more}" style="background:var(--${name})"></i>${text}</li>`;
@@ -96,13 +79,7 @@ function legends() {
   for (const swatch of document.querySelectorAll("[data-group]")) swatch.style.background = `var(--${colourNames[swatch.dataset.group]})`;
 }
 
-const system = matchMedia("(prefers-color-scheme: dark)");
-let chosenTheme = null; // what the reader has chosen, or null for what the system says
-
-function applyTheme() {
-  const theme = chosenTheme ?? (system.matches ? "dark" : "light");
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = theme === "dark" ? "light" : "dark";
+function redraw() {
   drawCharts();
   if (shownRun) drawTimeline();
 }
@@ -110,25 +87,7 @@ function applyTheme() {
 // --- begin -------------------------------------------------------------------------------------
 
 legends();
-applyTheme();
-system.onchange = applyTheme;
-byId("theme").onclick = () => {
-  chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  applyTheme();
-};
+themed(redraw);
 byId("run").onchange = (event) => showRun(Number(event.target.value));
 for (const button of document.querySelectorAll("[data-zoom]")) button.onclick = () => zoomBy(button.dataset.zoom);
-let resizing = 0;
-addEventListener("resize", () => {
-  cancelAnimationFrame(resizing);
-  resizing = requestAnimationFrame(() => {
-    for (const chart of charts.values()) chart.resize();
-    drawCharts();
-    if (shownRun) drawTimeline();
-  });
-});
-const ready = () => (document.documentElement.dataset.ready = String(Math.round(performance.now())));
-showRun(Number(byId("run").value)).then(() => {
-  // Two frames later it is on the screen: how long that took since the page was asked for.
-  requestAnimationFrame(() => requestAnimationFrame(ready));
-});
+showRun(Number(byId("run").value)).then(ready);

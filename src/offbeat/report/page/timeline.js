@@ -1,7 +1,3 @@
-"use strict";
-
-const data = JSON.parse(document.getElementById("data").textContent);
-
 // The timeline: what every worker did when.
 //
 // A run may have hundreds of thousands of spans. ECharts is given one item per visible row, and

@@ -1,0 +1,257 @@
+"""How a loss is noticed where it is survived. *Slow and failed are different.*
+
+Between each two workers there is a connection of our own, from the first epoch to the last. One
+thread of every worker listens to all of them:
+
+    "B"              the other side says goodbye: it closes, or it has said itself that it failed
+    "E"              the members have changed: look into the store
+    "."              a beat, every so often. Nobody answers: that is the kernel's business
+    the end of it    the process has ended, without a goodbye
+
+A process that is stopped or swapping keeps its connections, and its kernel answers. A machine that
+lost its power or its network does not: its beats stay unacknowledged, and after `OFFBEAT_LOST_S`
+seconds (3) the kernel ends the connection.
+
+Whoever notices a loss proposes the next epoch: its members, under one key of the store. The first
+proposal stands, for everybody. It tells the others, who look for it; and proposes another epoch if
+that one does not see the loss yet.
+
+A child that is forked lets go of its copies of these connections (sockets.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from offbeat.errors import WorkerLostError
+from offbeat.worlds.base import Activity
+from offbeat.worlds.sockets import noting
+from offbeat.worlds.store import Clients
+
+if TYPE_CHECKING:
+    from offbeat.worlds.real import RealWorld
+
+_VERDICT_S = 10.0
+_CONNECT_S = 60.0
+_BEAT_S = 0.25
+_DEPART = timedelta(seconds=60)
+
+
+def lost_s() -> float:
+    """Return after how many seconds without an answer from its host a worker is lost."""
+    text = os.environ.get("OFFBEAT_LOST_S", "") or "3"
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < 1e6:
+        raise ValueError(f"OFFBEAT_LOST_S must be a number of seconds above 0, got {text!r}")
+    return limit
+
+
+class Mesh:
+    """One worker's connections to all others, and what it hears by them."""
+
+    def __init__(self, world: RealWorld, clients: Clients) -> None:
+        self._world = world
+        self._clients = clients
+        self._limit_s = lost_s()
+        self._peers: dict[int, socket.socket] = {}
+        self._departed: set[int] = set()
+        self._closing = self._closed = False
+        self._to_do: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._activity: Activity | None = None
+
+    def watch(self) -> None:
+        """Connect to everybody, and begin to listen; every worker does."""
+        with noting():
+            self._here, self._there = socket.socketpair()
+            try:
+                self._connect()
+            except OSError as error:
+                raise WorkerLostError(
+                    f"worker {self._world.rank} could not connect to all of the "
+                    f"{self._world.size} workers: {error}"
+                ) from error
+        self._activity = self._world.spawn("watch-members", self._listen)
+
+    def report(self, rank: int, reason: str) -> None:
+        """Have the others go on without a worker, which may be this one; wait until they know."""
+        told = threading.Event()
+
+        def judge() -> None:
+            self._judge(rank, reason)
+            told.set()
+
+        self._have_done(judge)
+        told.wait(_VERDICT_S)
+
+    def wait_for_verdict(self, epoch: int | None = None) -> None:
+        """Something has broken: give the news of it time to come."""
+        world = self._world
+        if epoch is not None:
+            with suppress(WorkerLostError), world.connecting:
+                world.connecting.wait_for(lambda: world.epoch > epoch, world.now() + _VERDICT_S)
+
+    def close(self) -> None:
+        """All have come to the end: say goodbye, and wait until the others have, if need be."""
+        self._closing = True
+        rank, client = self._world.rank, self._clients.mine()
+        with suppress(RuntimeError):
+            client.set(f"departed/{rank}", b"1")
+        self._have_done(self.say_goodbye)
+        if rank == 0:  # it may host the store
+            everyone = [f"departed/{rank}" for rank in self._world.members]
+            with suppress(RuntimeError):
+                client.wait(everyone, _DEPART)
+        self._have_done(self._end)
+        if self._activity is not None:
+            self._activity.join()
+
+    def stop(self) -> None:
+        """This worker has failed: listen no more."""
+        self._have_done(self._end)
+
+    def say_goodbye(self) -> None:
+        """Tell everybody that the end of this worker's connections means nothing."""
+        for peer in self._peers.values():
+            _send(peer, b"B")
+
+    # --- connecting ------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Every worker calls those below it, and is called by those above."""
+        world, client = self._world, self._clients.mine()
+        with socket.create_server((_own_address(), 0), backlog=world.size) as server:
+            server.settimeout(_CONNECT_S)
+            host, port = server.getsockname()[:2]
+            client.set(f"mesh/{world.rank}", f"{host} {port}")
+            for rank in range(world.rank):
+                host, port = self._clients.get(f"mesh/{rank}").decode().split()
+                peer = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
+                peer.sendall(struct.pack("!i", world.rank))
+                self._peers[rank] = peer
+            while len(self._peers) < world.size - 1:
+                peer = server.accept()[0]
+                peer.settimeout(_CONNECT_S)
+                (rank,) = struct.unpack("!i", peer.recv(4, socket.MSG_WAITALL))
+                self._peers[rank] = peer
+        for peer in self._peers.values():
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                limit = int(1000 * self._limit_s)
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
+
+    # --- listening -------------------------------------------------------------------------
+
+    def _have_done(self, call: Callable[[], None]) -> None:
+        """Have the thread that listens do something."""
+        self._to_do.put(call)
+        with suppress(OSError):
+            self._here.send(b"!")
+
+    def _listen(self) -> None:
+        try:
+            with selectors.DefaultSelector() as self._selector:
+                self._selector.register(self._there, selectors.EVENT_READ, -1)
+                for rank, peer in self._peers.items():
+                    self._selector.register(peer, selectors.EVENT_READ, rank)
+                while not self._closed:
+                    self._hear(self._selector.select(min(_BEAT_S, self._limit_s / 4)))
+        except (RuntimeError, OSError) as error:
+            self._world.failed(
+                WorkerLostError(f"the job's store does not answer any more: {str(error)[:200]}")
+            )
+        finally:
+            for peer in (*self._peers.values(), self._here, self._there):
+                peer.close()
+
+    def _hear(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        if not events:
+            for peer in self._peers.values():
+                _send(peer, b".")
+        for key, _ in events:
+            if key.data == -1:
+                self._there.recv(4096)
+            elif key.data in self._peers:
+                self._read(key.data)
+        with suppress(Empty):
+            while not self._closed:
+                self._to_do.get_nowait()()
+
+    def _read(self, rank: int) -> None:
+        try:
+            said = self._peers[rank].recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if b"B" in said:
+            self._departed.add(rank)
+        if b"E" in said:
+            self._look()
+        if not said:
+            self._selector.unregister(self._peers[rank])
+            self._peers.pop(rank).close()
+            if self._closing:
+                self._clients.mine().set(f"departed/{rank}", b"1")
+            elif rank not in self._departed and not self._has_departed(rank):
+                self._judge(rank, "its connection broke: the process has ended")
+
+    def _has_departed(self, rank: int) -> bool:
+        """Whether its goodbye was lost with its connection."""
+        return bool(self._clients.mine().check([f"departed/{rank}"]))
+
+    def _judge(self, rank: int, reason: str) -> None:
+        """Propose epochs until there is one without that worker."""
+        words = f"worker {rank} was lost ({reason})"
+        while rank in self._world.members and not self._closing:
+            members = [each for each in self._world.members if each != rank]
+            proposal = json.dumps({"members": members, "words": words, "rank": rank})
+            key = f"epoch/{self._world.epoch + 1}"
+            self._adopt(bytes(self._clients.mine().compare_set(key, "", proposal)))
+            if self._world.rank == rank:
+                return
+
+    def _look(self) -> None:
+        """Somebody says that the members have changed."""
+        while self._clients.mine().check([key := f"epoch/{self._world.epoch + 1}"]):
+            if not self._adopt(bytes(self._clients.mine().get(key))):
+                return
+
+    def _adopt(self, proposal: bytes) -> bool:
+        told = json.loads(proposal)
+        goes_on = self._world.begin_epoch(tuple(told["members"]), told["words"], told["rank"])
+        for peer in self._peers.values():
+            _send(peer, b"E")
+        return goes_on
+
+    def _end(self) -> None:
+        self._closed = True
+
+
+def _send(peer: socket.socket, byte: bytes) -> None:
+    with suppress(OSError):  # it is gone, which is noticed where it is listened to
+        peer.send(byte)
+
+
+def _own_address() -> str:
+    """The address by which this host reaches the job's store, and others this host."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    with suppress(OSError):
+        family, kind, *_, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"

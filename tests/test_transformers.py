@@ -1,0 +1,65 @@
+"""Accelerate, and the Trainer of transformers, over offbeat, on two real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import transformers_runs as runs
+
+import offbeat
+
+pytestmark = [pytest.mark.real, pytest.mark.frameworks]
+Run = Callable[..., list[Any]]
+
+
+def apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate_with_sync_sgd_is_ddp_to_the_bit(precision: str, framework_workers: Run) -> None:
+    """Accumulated over four batches, and the mean clipped."""
+    for ddp, ours in framework_workers(runs.accelerated, precision):
+        assert apart(ddp, ours) == 0.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 4, "max_grad_norm": 0.3},
+        {"average_tokens_across_devices": False},
+    ],
+    ids=["accumulated, clipped, by tokens", "every step the same"],
+)
+def test_the_trainer_with_sync_sgd_is_ddp(
+    settings: dict[str, Any], tmp_path: Path, framework_workers: Run
+) -> None:
+    for ddp, ours in framework_workers(runs.trained, str(tmp_path), settings):
+        assert (ddp["type"], ours["type"]) == ("DistributedDataParallel", "GPT2LMHeadModel")
+        assert apart(ddp["parameters"], ours["parameters"]) < 1e-6
+        assert ours["rates"] == pytest.approx(ddp["rates"])
+        assert ours["eval"] == pytest.approx(ddp["eval"], abs=1e-5)
+        assert ours["steps"] == ddp["steps"]
+
+
+def test_the_trainer_resumes_to_the_bit(tmp_path: Path, framework_workers: Run) -> None:
+    for ended in framework_workers(runs.resumed, str(tmp_path), offbeat.SyncSGD()):
+        assert apart(ended["whole"]["parameters"], ended["rest"]["parameters"]) == 0.0
+    assert {"offbeat_0.pt", "offbeat_1.pt"} <= {
+        path.name for path in (tmp_path / "checkpoint-8").iterdir()
+    }
+
+
+def test_the_trainer_issues_no_collective_in_a_step(tmp_path: Path, framework_workers: Run) -> None:
+    zero, one = framework_workers(runs.does_not_wait, str(tmp_path))
+    assert apart(zero["parameters"], one["parameters"]) == 0.0
+    assert zero["steps"] == one["steps"] == 8
+    assert zero["warned"] == []
