@@ -251,7 +251,7 @@ def main() -> None:
             names.insert(-1, "auto")
         rows[link] = row(link, measure(link, names, options.quick))
         print(link, json.dumps(rows[link]["speed_over_ddp"], indent=1))
-    common.write(options.json, {"rows": list(rows.values())})
+        common.write(options.json, {"rows": list(rows.values())})
 
 
 if __name__ == "__main__":
