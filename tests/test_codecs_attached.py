@@ -232,6 +232,57 @@ def test_a_checkpoint_of_another_codec_is_refused() -> None:
     offbeat.run(worker, THREE)
 
 
+# --- losses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [
+        *(("sync", codec) for codec in ("int8", "int4", "auto")),
+        *(("eager-solo", "standard"), ("eager-solo", "exponential")),
+        ("diloco", "int4"),
+    ],
+)
+def test_the_others_train_on_when_a_worker_is_lost(algorithm: str, codec: str) -> None:
+    """At many moments: while coding, in an all-to-all, an all-gather, or between rounds."""
+    lost = 0
+    for number in range(10):
+        at_s = 2.0 + 0.517 * number
+        crash = f'\n[[event]]\nkind = "crash"\nworker = {number % 3}\nat_s = {at_s}'
+        three = Cluster.parse(f"{CLUSTER}latency_s = 0.02{crash}")
+        run = offbeat.run(
+            lambda: _train(ALGORITHMS[algorithm], CODECS[codec], steps=6, survive=True), three
+        )
+        survivors = [each for each in run.results if each is not None]
+        lost += 3 - len(survivors)
+        for mine, stats in survivors:
+            assert stats.replicas_identical
+            assert same(mine, survivors[0][0])
+            assert stats.applied_samples + stats.dropped_samples == stats.computed_samples
+    assert lost > 4
+
+
+def test_a_gradient_that_is_changed_after_its_bucket_went_goes_again() -> None:
+    def worker(codec: Any) -> list[Tensor]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, codec=codec, bucket_bytes=64) as dp:
+            for step in range(4):
+                opt.zero_grad()
+                loss(model, dp.rank, step).backward()
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+                opt.step()
+        return parameters(model)
+
+    exact = offbeat.run(lambda: worker(None), AT_ONCE).results[0]
+    for codec in (Int8(), Int4(), GlobalQSGD(bits=16)):
+        results = offbeat.run(lambda codec=codec: worker(codec), AT_ONCE).results
+        assert all(same(each, results[0]) for each in results)
+        for mine, other in zip(results[0], exact, strict=True):
+            assert float((mine - other).norm() / other.norm()) < 0.1
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 

@@ -79,7 +79,6 @@ class Chooser(Coder):
 
     def ended(self, channel: Channel, exchange_s: float) -> None:
         super().ended(channel, exchange_s)
-        self._coder.ended(channel, exchange_s)
         if self._count >= 0:
             kind = int(not self.free)
             self._took_s[kind] = min(self._took_s[kind], exchange_s)
@@ -102,9 +101,13 @@ class Chooser(Coder):
         if not self._expected_s / _CHANGED <= now_s <= self._expected_s * _CHANGED:
             self._begin()
 
-    def regroup(self, size: int, rank: int) -> None:
-        super().regroup(size, rank)
-        self._coder.regroup(size, rank)
+    def keep(self) -> None:
+        super().keep()
+        self._coder.keep()
+
+    def regroup(self, size: int) -> None:
+        super().regroup(size)
+        self._coder.regroup(size)
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:

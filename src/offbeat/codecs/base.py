@@ -59,11 +59,15 @@ class Coder(ABC):
 
     def ended(self, channel: Channel, exchange_s: float) -> None:
         """A round's sums are there; this worker has waited so long for them."""
+        self.keep()
+
+    def keep(self) -> None:
+        """What this worker gave to the latest round is in it: no round is made again for it."""
         self.rounds += 1
 
-    def regroup(self, size: int, rank: int) -> None:
-        """Go on among other workers."""
-        self.size, self.rank = size, rank
+    def regroup(self, size: int) -> None:
+        """Go on among so many workers; what was under way is none of theirs."""
+        self.size = size
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""

@@ -77,6 +77,8 @@ class Integers(TwoShot):
         self._feeds_back = feeds_back
         self._left_out: dict[int, Tensor] = {}  # by place: what this worker's rounding has
         self._owned: dict[Key, Tensor] = {}  # of its slices' sums
+        self._leaves_out: dict[Key, Tensor] = {}  # the same of a round that may be made again
+        self._will_own: dict[Key, Tensor] = {}
 
     def row_bytes(self, cut: Cut, dtype: torch.dtype) -> int:
         return cut.slice * self._bits // 8 + cut.blocks * dtype.itemsize
@@ -116,8 +118,7 @@ class Integers(TwoShot):
         before = self._left_out[place][first : first + numbers.numel()]
         numbers.view(-1)[: len(before)].add_(before)
         self.encode(numbers, rows)
-        rest = self._rest(numbers, rows)
-        before.copy_(rest.view(-1)[: len(before)])
+        self._leaves_out[key] = self._rest(numbers, rows)
 
     def _add_up(
         self, received: Tensor, mine: Tensor, cut: Cut, dtype: torch.dtype, key: Key
@@ -132,7 +133,7 @@ class Integers(TwoShot):
             total.add_(before)
         self.encode(total, rows)
         if brings:
-            self._owned[key] = self._rest(total, rows)
+            self._will_own[key] = self._rest(total, rows)
 
     def _rest(self, numbers: Tensor, rows: Tensor) -> Tensor:
         """What the codes leave out; nothing of a block that is not finite."""
@@ -151,10 +152,20 @@ class Integers(TwoShot):
             self._left_out[place] = torch.zeros_like(tensor)
         return super().sums(channel, tensor, place, brings, not_before)
 
-    def regroup(self, size: int, rank: int) -> None:
+    def keep(self) -> None:
+        super().keep()
+        for (place, first), rest in self._leaves_out.items():
+            into = self._left_out[place][first : first + rest.numel()]
+            into.copy_(rest.view(-1)[: len(into)])
+        self._owned.update(self._will_own)
+        self._leaves_out.clear()
+        self._will_own.clear()
+
+    def regroup(self, size: int) -> None:
         """What this worker has left out stays its own; the slices are others now."""
-        super().regroup(size, rank)
-        self._owned.clear()
+        super().regroup(size)
+        for each in (self._owned, self._leaves_out, self._will_own):
+            each.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -66,8 +66,8 @@ class Sliced(Coder):
             room = self._rooms[key] = empty[0], empty[1]
         return room
 
-    def regroup(self, size: int, rank: int) -> None:
-        super().regroup(size, rank)
+    def regroup(self, size: int) -> None:
+        super().regroup(size)
         self._rooms.clear()
 
 

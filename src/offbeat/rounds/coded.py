@@ -11,6 +11,8 @@ So every worker begins all collectives in one order, whenever it launches which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from offbeat.codecs.base import Coder, Sum
@@ -22,27 +24,31 @@ from offbeat.worlds.base import Channel, Work, World
 class CodedLaunches(Launches):
     """The buckets of the next round that are under way, as bytes."""
 
-    def __init__(self, coder: Coder, world: World, channel: Channel) -> None:
-        super().__init__(channel)
+    def __init__(
+        self, coder: Coder, world: World, channel: Channel, copies: Callable[[], Pile] | None
+    ) -> None:
+        super().__init__(channel, copies)
+        coder.regroup(len(channel.members))
         self._world = world
         self._coder = coder
         self._sums: list[_Summed] = []
         self._bytes = 0  # of numbers that the codec has to read and to write
 
     def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
-        if self._coder.free:
+        if self._coder.free or self._coder.size == 1:
             return super()._begin(pile, tensor, not_before)
         number, order = len(self), pile.order
         header: Work = _NOTHING
+        flats = pile.flats if self._copy is None else self._copy.flats
         if number < len(order):
-            body = pile.flats.bodies[order[number]]
+            body = flats.bodies[order[number]]
             brings = bool(pile.micro_batches) or pile.written
             sums = self._coder.sums(self._channel, body, order[number], brings, not_before)
             self._sums += [_Summed(each) for each in sums]
             self._bytes += body.nbytes
         if number == len(pile.tensors) - 1:
             numel = pile.layout.buckets[-1].numel
-            header = self._channel.all_reduce(pile.flats.tensors[-1][numel:])
+            header = self._channel.all_reduce(flats.tensors[-1][numel:])
         return header
 
     def end(self, pile: Pile) -> None:
@@ -56,6 +62,9 @@ class CodedLaunches(Launches):
             sums = [each for each in sums if each.goes_on()]
         super().end(pile)
         self._coder.ended(self._channel, self._world.now() - began_s)
+
+    def missed(self) -> None:
+        self._coder.keep()
 
 
 class _Summed:

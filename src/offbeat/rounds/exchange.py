@@ -106,6 +106,9 @@ class Launches:
         if self._copy is not None:
             pile.flats, self._copy.flats = self._copy.flats, pile.flats
 
+    def missed(self) -> None:
+        """The round has ended for others, with what this worker gave; they hand on its sum."""
+
 
 class _Broken:
     """A bucket that could not be launched, because its epoch is over."""
@@ -136,11 +139,17 @@ class Exchange(Protocol):
 
 
 MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
-MakeLaunches = Callable[[World, Channel], Launches]
+MakeLaunches = Callable[[World, Channel, Callable[[], Pile] | None], Launches]
+
+
+def _plain(world: World, channel: Channel, copies: Callable[[], Pile] | None) -> Launches:
+    return Launches(channel, copies)
 
 
 class SumOverAll:
     """All-reduces of one layout's buckets, with a header; or what `launches` makes of them."""
+
+    repeats = True
 
     def __init__(
         self,
@@ -152,9 +161,8 @@ class SumOverAll:
     ) -> None:
         self._world = world
         self._header = header
-        self.repeats = launches is None
         copies = partial(Pile, layout, header.room) if world.survives else None
-        self.launches = launches(world, channel) if launches else Launches(channel, copies)
+        self.launches = (launches or _plain)(world, channel, copies)
         self._gone = header.gone(channel.members) if world.rank == channel.members[0] else {}
         for bucket in layout.buckets:  # make the groups now, not in the first round
             channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
