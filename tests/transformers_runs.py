@@ -87,6 +87,15 @@ class SlowTrainer(_Slow, OffbeatTrainer):
     slow_s = 0.05
 
 
+class SlowDDP(_Slow, Trainer):
+    slow_s = 0.02
+
+
+def slow_with_ddp(folder: str) -> None:
+    _anew()
+    SlowDDP(gpt(), arguments(folder, num_train_epochs=1), train_dataset=Texts()).train()
+
+
 def _end(trainer: Any) -> dict[str, Any]:
     logs = [row for row in trainer.state.log_history if "loss" in row]
     return {

@@ -249,9 +249,15 @@ class _Stepped:
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
+        self._before = scheduler.get_last_lr()
 
     def step(self, *_: Any) -> None:
-        """Do nothing."""
+        """Do nothing: offbeat has, by now, if it was to."""
+        self._before = self.scheduler.get_last_lr()
+
+    def get_last_lr(self) -> Any:
+        """The rates that the last step was made with: they are logged after it."""
+        return self._before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scheduler, name)
