@@ -208,7 +208,7 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":
             Path(given.to).write_text(json.dumps(took))
         return
-    steps, repeats = (50, 1) if given.quick else (80, 3)
+    steps, repeats = (50, 1) if given.quick else (60, 3)
     rows = []
     for framework in [given.only] if given.only else FRAMEWORKS:
         took = {OWN: alone(framework, steps, repeats), **together(framework, steps, repeats)}
