@@ -3,17 +3,15 @@
     Trainer(strategy=OffbeatStrategy(offbeat.EagerSGD()), devices=2)
     Trainer(strategy="offbeat", devices=2)      # SyncSGD; "offbeat_eager", "offbeat_waitfree"
 
-It is Lightning's own DDPStrategy as far as processes, ranks and collectives go, without the wrapper
-around the model: the optimizer is attached instead.
+It is Lightning's own DDPStrategy without the wrapper: the optimizer is attached instead.
 
     gradient_clip_val           clips the mean, as with DDP: attach(clip_norm=...)
     accumulate_grad_batches     dp.no_sync()
     a scheduler by step         stepped by offbeat, so that it ends with the same data as with DDP
     validation, a checkpoint    inside dp.agreed()
-    a checkpoint                holds every worker's state, and resumes to the bit, where replicas
-                                are the same; else it resumes from the model that all agree on
-    SIGTERM                     dp.stop(): travels with the rounds; Lightning broadcasts it for
-                                every batch, and the fast worker waits there
+    a checkpoint                resumes to the bit, where replicas are the same; else from the model
+                                that all agree on
+    SIGTERM                     dp.stop(), with the rounds, instead of a broadcast for every batch
     log(sync_dist=True)         of a step: this worker's own value, unless all are in lockstep;
                                 of an epoch: over all workers, as ever
 """
