@@ -112,14 +112,14 @@ def _attached(hidden: bool) -> tuple[list[str], bool]:
     before = DataLoader.__iter__, torch._C._distributed_c10d.Work.wait
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.ones(40, 2))
+    data = TensorDataset(torch.ones(24, 2))
     deal = offbeat.Deal(data, batch_size=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with offbeat.attach(model, optimizer, offbeat.EagerSGD("solo"), warn=True) as dp:
             for step, (x,) in enumerate(DataLoader(data, batch_sampler=deal)):
                 if dp.rank == 1:
-                    time.sleep(0.01)
+                    time.sleep(0.02)
                 if hidden and step < 5:
                     dist.barrier()
                 optimizer.zero_grad()
