@@ -32,7 +32,7 @@ if __name__ == "__main__":
         vocab_size=32, n_positions=16, n_embd=32, n_layer=1, n_head=2, loss_type="ForCausalLMLoss"
     )
     arguments = TrainingArguments(
-        output_dir="out",
+        output_dir="checkpoints",
         num_train_epochs=6,
         per_device_train_batch_size=16,
         learning_rate=0.01,

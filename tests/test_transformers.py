@@ -63,3 +63,17 @@ def test_the_trainer_issues_no_collective_in_a_step(tmp_path: Path, framework_wo
     assert apart(zero["parameters"], one["parameters"]) == 0.0
     assert zero["steps"] == one["steps"] == 8
     assert zero["warned"] == []
+
+
+def test_set_ups_that_do_not_fit_are_refused_with_what_to_change(
+    tmp_path: Path, framework_workers: Run
+) -> None:
+    for told in framework_workers(runs.refusals, str(tmp_path)):
+        assert "accelerate launch has --use_deepspeed, and" in told["launched"]
+        assert "DistributedDataParallelKwargs, and DDP is not used" in told["kwargs"]
+        assert "dispatch_batches has worker 0 hand out every batch" in told["dispatch"]
+        assert "4 of the optimizer's 4 parameters are not the model's" in told["strange"]
+        assert "is wrapped in DistributedDataParallel" in told["wrapped"]
+        assert "ddp_find_unused_parameters and ddp_bucket_cap_mb" in told["unused"]
+        assert "algorithm must be an offbeat algorithm" in told["algorithm"]
+        assert "clip_norm is the Trainer's to say" in told["clip"]

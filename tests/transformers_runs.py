@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -85,6 +87,15 @@ class _Slow:
 
 class SlowTrainer(_Slow, OffbeatTrainer):
     slow_s = 0.05
+
+
+class SlowDDP(_Slow, Trainer):
+    slow_s = 0.02
+
+
+def slow_with_ddp(folder: str) -> None:
+    _anew()
+    SlowDDP(gpt(), arguments(folder, num_train_epochs=1), train_dataset=Texts()).train()
 
 
 def _end(trainer: Any) -> dict[str, Any]:
@@ -189,3 +200,43 @@ def accelerated(precision: str) -> list[Any]:
         model = accelerator.unwrap_model(model)
         ends.append([each.detach().clone() for each in model.parameters()])
     return ends
+
+
+def refusals(folder: str) -> dict[str, str]:
+    """What is said to set-ups that cannot be meant."""
+    told = {}
+
+    def refused(name: str, build: Callable[[], Any], **environment: str) -> None:
+        _anew()
+        os.environ.update(environment)
+        try:
+            build()
+        except (TypeError, ValueError) as error:
+            told[name] = str(error)
+        finally:
+            for each in environment:
+                del os.environ[each]
+
+    def prepared(
+        *handlers: Any, strange: bool = False, wrapped: bool = False, **settings: Any
+    ) -> None:
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[*handlers], **settings)
+        model: Any = _Net()
+        optimizer = torch.optim.SGD((_Net() if strange else model).parameters(), lr=0.1)
+        if wrapped:
+            model, optimizer = accelerator.prepare(model, optimizer)
+        prepare(accelerator, model, optimizer)
+
+    def trainer(*, ours: dict[str, Any] | None = None, **settings: Any) -> None:
+        OffbeatTrainer(gpt(), arguments(folder, **settings), **(ours or {}))
+
+    dispatching = DataLoaderConfiguration(dispatch_batches=True)
+    refused("launched", prepared, ACCELERATE_USE_DEEPSPEED="true")
+    refused("kwargs", lambda: prepared(DistributedDataParallelKwargs()))
+    refused("dispatch", lambda: prepared(dataloader_config=dispatching))
+    refused("strange", lambda: prepared(strange=True))
+    refused("wrapped", lambda: prepared(wrapped=True))
+    refused("unused", lambda: trainer(ddp_find_unused_parameters=True))
+    refused("algorithm", lambda: trainer(ours={"algorithm": "eager"}))
+    refused("clip", lambda: trainer(ours={"offbeat": {"clip_norm": 1.0}}))
+    return told

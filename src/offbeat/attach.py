@@ -32,7 +32,7 @@ from offbeat.errors import DetachedError, HiddenWaitWarning, ReplicasDifferError
 from offbeat.followers import Follower
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
-from offbeat.worlds import enter_world, leave_world
+from offbeat.worlds import enter_world, has_process_group, leave_world
 
 
 def attach(
@@ -100,7 +100,7 @@ def attach(
     except BaseException as error:
         leave_world(world, error)
         raise
-    dp.doctor = Doctor() if warn else None
+    dp.doctor = Doctor() if warn and has_process_group() else None
     return dp
 
 

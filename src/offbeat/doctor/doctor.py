@@ -56,7 +56,7 @@ class Doctor:
                 "seconds": self._ended - self._began,
                 "threads": self.threads,
                 "local": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-                "cores": len(os.sched_getaffinity(0)),
+                "cores": _cores(),
                 "wrapped": self.wrapped,
                 "same_data": self.same_data,
                 "waits": [
@@ -103,3 +103,10 @@ def _noting(doctor: Doctor) -> Any:
         return original(loader)
 
     return iterate
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

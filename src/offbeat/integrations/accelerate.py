@@ -77,12 +77,16 @@ def prepare(
 def check(accelerator: Any) -> None:
     """Raise ValueError where Accelerate itself would reduce, shard or hand out batches."""
     kind = accelerator.distributed_type.name
+    asked = [flag for name, flag in _LAUNCHED.items() if _is_set(name)]
+    if asked:
+        raise ValueError(
+            f"accelerate launch has {asked[0]}, and offbeat averages whole models: leave it out, "
+            "or run `accelerate config` anew without it"
+        )
     if kind not in _ALONE:
-        asked = [flag for name, flag in _LAUNCHED.items() if _is_set(name)]
-        by = f"accelerate launch without {asked[0]}" if asked else "no plugin of that kind"
         raise ValueError(
             f"this Accelerator shards or reduces by {kind}, and offbeat averages whole models: "
-            f"use {by}, or run `accelerate config` anew with plain multi-{_device(accelerator)}"
+            "leave out that plugin"
         )
     if getattr(accelerator, "dispatch_batches", False):
         raise ValueError(
@@ -131,7 +135,3 @@ def _nothing() -> Any:
 def _is_set(name: str) -> bool:
     environment: Mapping[str, str] = os.environ
     return environment.get(name, "false").lower() in ("1", "true")
-
-
-def _device(accelerator: Any) -> str:
-    return "CPU" if accelerator.device.type == "cpu" else "GPU"

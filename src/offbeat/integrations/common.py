@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from offbeat.algorithm import Algorithm
+from offbeat.algorithms import SyncSGD
 from offbeat.attach import Attachment
+from offbeat.data import Deal
 
 TRIED = {"lightning": "2.6", "accelerate": "1.15", "transformers": "5.23"}
 """The versions that the tests have run with."""
@@ -30,6 +33,17 @@ def check_version(package: str, needs: Iterable[tuple[object, str]]) -> None:
             f"offbeat.integrations.{package} was made for {package} {tried}, and this is "
             f"{found}{why}: pip install '{package}=={tried}.*'"
         )
+
+
+def chosen(algorithm: object) -> Algorithm:
+    """An algorithm that a user has named, or the one that equals DDP."""
+    if algorithm is None:
+        return SyncSGD()
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got {algorithm!r}"
+        )
+    return algorithm
 
 
 def plain(optimizer: Any) -> Optimizer:
@@ -67,3 +81,19 @@ def leave(dp: Attachment | None, error: BaseException | None = None) -> None:
     else:
         dp.abandon(error)
     dp.detach()
+
+
+class Dealt:
+    """A loader of dealt data, without a length."""
+
+    def __init__(self, loader: Any, deal: Deal) -> None:
+        self.loader, self.sampler = loader, deal
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+def copied(value: Any) -> Any:
+    """A copy of what may change."""
+    return value.clone() if isinstance(value, Tensor) else value

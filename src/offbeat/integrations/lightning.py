@@ -3,17 +3,15 @@
     Trainer(strategy=OffbeatStrategy(offbeat.EagerSGD()), devices=2)
     Trainer(strategy="offbeat", devices=2)      # SyncSGD; "offbeat_eager", "offbeat_waitfree"
 
-It is Lightning's own DDPStrategy as far as processes, ranks and collectives go, without the wrapper
-around the model: the optimizer is attached instead.
+It is Lightning's own DDPStrategy without the wrapper: the optimizer is attached instead.
 
     gradient_clip_val           clips the mean, as with DDP: attach(clip_norm=...)
     accumulate_grad_batches     dp.no_sync()
     a scheduler by step         stepped by offbeat, so that it ends with the same data as with DDP
     validation, a checkpoint    inside dp.agreed()
-    a checkpoint                holds every worker's state, and resumes to the bit, where replicas
-                                are the same; else it resumes from the model that all agree on
-    SIGTERM                     dp.stop(): travels with the rounds; Lightning broadcasts it for
-                                every batch, and the fast worker waits there
+    a checkpoint                resumes to the bit, where replicas are the same; else from the model
+                                that all agree on
+    SIGTERM                     dp.stop(), with the rounds, instead of a broadcast for every batch
     log(sync_dist=True)         of a step: this worker's own value, unless all are in lockstep;
                                 of an epoch: over all workers, as ever
 """
@@ -21,11 +19,10 @@ around the model: the optimizer is attached instead.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 try:
@@ -45,7 +42,14 @@ from offbeat.algorithm import Algorithm
 from offbeat.algorithms import EagerSGD, SyncSGD, WaitFreeLocalSGD
 from offbeat.attach import Attachment, attach
 from offbeat.data import Deal
-from offbeat.integrations.common import check_holds, check_version, leave
+from offbeat.integrations.common import (
+    Dealt,
+    check_holds,
+    check_version,
+    chosen,
+    copied,
+    leave,
+)
 
 check_version(
     "lightning",
@@ -69,6 +73,11 @@ _LIGHTNING = (
     "start_method",
 )
 _KEY = "offbeat"
+_NO_DDP = "DistributedDataParallel, FSDP and DeepSpeed are not used beneath it; leave that out"
+_SAY = {
+    "clip_norm": "Trainer(gradient_clip_val=...)",
+    "scheduler": "return it from configure_optimizers()",
+}
 
 
 class OffbeatStrategy(DDPStrategy):
@@ -81,22 +90,11 @@ class OffbeatStrategy(DDPStrategy):
         """
         for name in settings:
             if name in ("clip_norm", "scheduler"):
-                raise TypeError(
-                    f"{name} is Lightning's to say: Trainer(gradient_clip_val=...), or the "
-                    "scheduler that configure_optimizers() returns"
-                )
+                raise TypeError(f"{name} is Lightning's to say: {_SAY[name]}")
             if name not in (*_ATTACH, *_LIGHTNING):
-                raise TypeError(
-                    f"OffbeatStrategy has no {name}: DistributedDataParallel, FSDP and DeepSpeed "
-                    "are not used beneath it; leave that out"
-                )
-        if algorithm is not None and not isinstance(algorithm, Algorithm):
-            raise TypeError(
-                f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got "
-                f"{algorithm!r}"
-            )
+                raise TypeError(f"OffbeatStrategy has no {name}: {_NO_DDP}")
         super().__init__(**{name: settings.pop(name) for name in _LIGHTNING if name in settings})
-        self.algorithm = SyncSGD() if algorithm is None else algorithm
+        self.algorithm = chosen(algorithm)
         self.dp: Attachment | None = None
         """What `offbeat.attach` has returned; None outside of `fit`."""
         self._settings = settings
@@ -158,7 +156,6 @@ class OffbeatStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         """Lightning's own signal handlers are set by now."""
-        super().on_train_start()
         self._hear_sigterm()
 
     def _take_scheduler(self) -> Any:
@@ -177,7 +174,6 @@ class OffbeatStrategy(DDPStrategy):
 
     def on_train_end(self) -> None:
         """Leave the block: every replica is the same from here on."""
-        super().on_train_end()
         self._leave()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -224,7 +220,7 @@ class OffbeatStrategy(DDPStrategy):
             return dataloader
         self._check_even()
         deal.set_epoch(self._trainer.current_epoch)
-        return _Dealt(dataloader, deal)
+        return Dealt(dataloader, deal)
 
     def _check_even(self) -> None:
         """Raise if something must happen at a step that not all workers reach."""
@@ -263,10 +259,10 @@ class OffbeatStrategy(DDPStrategy):
         if self.dp is None:
             return super().lightning_module_state_dict()  # type: ignore[no-any-return]
         self._state = self._own_state(self.dp)
-        with self._agreed(self.dp):
+        with nullcontext() if self._evaluates else self.dp.agreed():
             state = super().lightning_module_state_dict()
-            if self.algorithm_moves:  # what was lent for the block is gone after it
-                state = {name: _copied(value) for name, value in state.items()}
+            if self.dp.drifts:  # what was lent for the block is gone after it
+                state = {name: copied(value) for name, value in state.items()}
             return state  # type: ignore[no-any-return]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, **options: Any) -> None:
@@ -295,11 +291,6 @@ class OffbeatStrategy(DDPStrategy):
                 )
             self.dp.load_state_dict(states[self.global_rank])
 
-    @property
-    def algorithm_moves(self) -> bool:
-        """Whether workers have models of their own between rounds."""
-        return self.dp is not None and self.dp.drifts
-
     def _own_state(self, dp: Attachment) -> dict[str, Any] | None:
         """This worker's state, for which all come to the same round."""
         if dp.drifts:
@@ -311,9 +302,6 @@ class OffbeatStrategy(DDPStrategy):
         finally:
             if evaluates:
                 self._evaluation.enter_context(dp.agreed())
-
-    def _agreed(self, dp: Attachment) -> AbstractContextManager[None]:
-        return nullcontext() if self._evaluates else dp.agreed()
 
     # --- SIGTERM ---------------------------------------------------------------------------
 
@@ -346,21 +334,6 @@ class OffbeatStrategy(DDPStrategy):
         if self.dp.ending or (self._terminated and self.world_size == 1):
             self._trainer._signal_connector.received_sigterm = True
             raise SIGTERMException
-
-
-class _Dealt:
-    """A loader of dealt data, without a length."""
-
-    def __init__(self, loader: Any, deal: Deal) -> None:
-        self.loader, self.sampler = loader, deal
-        self.dataset = loader.dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 for _name, _algorithm in (

@@ -32,10 +32,9 @@ except ImportError as error:
     ) from error
 
 from offbeat.algorithm import Algorithm
-from offbeat.algorithms import SyncSGD
 from offbeat.attach import Attachment, attach
 from offbeat.integrations.accelerate import accumulate_by, check, without_ddp
-from offbeat.integrations.common import check_holds, check_version, leave, plain
+from offbeat.integrations.common import check_holds, check_version, chosen, leave, plain
 
 _OVERRIDDEN = (
     "_prepare_for_training",
@@ -75,11 +74,7 @@ class Offbeat(_Base):
         **settings: Any,
     ) -> None:
         """`algorithm` is `SyncSGD()` if None; `offbeat` holds more settings of `offbeat.attach`."""
-        if algorithm is not None and not isinstance(algorithm, Algorithm):
-            raise TypeError(
-                f"algorithm must be an offbeat algorithm such as offbeat.SyncSGD(), got "
-                f"{algorithm!r}"
-            )
+        self.algorithm = chosen(algorithm)
         for name in ("clip_norm", "scheduler"):
             if name in (offbeat or {}):
                 raise TypeError(
@@ -87,7 +82,6 @@ class Offbeat(_Base):
                     "Trainer(optimizers=(optimizer, scheduler))"
                 )
         super().__init__(*arguments, **settings)
-        self.algorithm = SyncSGD() if algorithm is None else algorithm
         self._offbeat = offbeat or {}
         self._tokens = 0.0
         self._by_tokens = False
@@ -249,9 +243,15 @@ class _Stepped:
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
+        self._before = scheduler.get_last_lr()
 
     def step(self, *_: Any) -> None:
-        """Do nothing."""
+        """Do nothing: offbeat has, by now, if it was to."""
+        self._before = self.scheduler.get_last_lr()
+
+    def get_last_lr(self) -> Any:
+        """The rates that the last step was made with: they are logged after it."""
+        return self._before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scheduler, name)

@@ -1,0 +1,61 @@
+"""The examples of frameworks: short, and they learn on two workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+Run = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_under_80_lines_and_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) < 80
+    assert f"\ntorchrun --nproc-per-node 2 examples/{path.name}\n" in text
+
+
+def _example(path: str) -> str:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for each in (AcceleratorState, GradientState, PartialState):
+        each._reset_state()
+    os.environ.update(TORCHELASTIC_RUN_ID="test", GROUP_RANK="0")  # as torchrun does
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
+@pytest.mark.real
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    ("framework", "name", "learnt"),
+    [
+        ("lightning", "02_lightning.py", lambda accuracy: accuracy > 90),
+        ("transformers", "03_transformers.py", lambda loss: loss < 1.0),
+        ("accelerate", "04_accelerate.py", lambda accuracy: accuracy > 90),
+    ],
+)
+def test_an_example_learns_on_two_workers(
+    framework: str,
+    name: str,
+    learnt: Callable[[float], bool],
+    framework_workers: Run,
+) -> None:
+    pytest.importorskip(framework)
+    zero, one = framework_workers(_example, str(EXAMPLES / name))
+    found = re.search(r"^workers 2 .* (\S+?)%?$", zero, re.MULTILINE)
+    assert found is not None, zero
+    assert learnt(float(found[1]))
+    assert "workers 2" not in one
