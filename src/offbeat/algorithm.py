@@ -49,6 +49,11 @@ class Algorithm(ABC):
         """Raise ValueError if the method does not go with the optimizer's settings."""
 
     @property
+    def survives(self) -> bool:
+        """Whether the others can go on when a worker is lost: rounds can be made again."""
+        return True
+
+    @property
     def round_steps(self) -> int:
         """Steps of each worker in a round of this method's synchronous form."""
         return int(getattr(self, "micro_batches", 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from offbeat.algorithm import Algorithm, check_choice
 from offbeat.schedule import KINDS
 from offbeat.worlds.current import has_process_group
+
+logger = logging.getLogger("offbeat")
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 
@@ -110,8 +113,13 @@ def _reducers() -> Iterator[DistributedDataParallel]:
                 yield each
 
 
-def survives(asked: bool | None, min_workers: int, freeze_s: float | None) -> bool:
-    """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says."""
+def survives(
+    asked: bool | None, min_workers: int, freeze_s: float | None, algorithm: Algorithm
+) -> bool:
+    """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says.
+
+    That is said for a whole job. A method that cannot do it does without, and says so.
+    """
     if isinstance(min_workers, bool) or not isinstance(min_workers, int) or min_workers < 1:
         raise ValueError(f"min_workers must be a number of workers above 0, got {min_workers!r}")
     if freeze_s is not None and not (isinstance(freeze_s, int | float) and freeze_s > 0):
@@ -123,4 +131,10 @@ def survives(asked: bool | None, min_workers: int, freeze_s: float | None) -> bo
     text = os.environ.get("OFFBEAT_SURVIVE", "") or "0"
     if text not in ("0", "1"):
         raise ValueError(f"OFFBEAT_SURVIVE must be 0 or 1, got {text!r}")
+    if text == "1" and not algorithm.survives:
+        logger.warning(
+            "OFFBEAT_SURVIVE=1, but %s cannot go on when a worker is lost yet: a loss ends the run",
+            type(algorithm).__name__,
+        )
+        return False
     return text == "1"

@@ -26,9 +26,9 @@ from offbeat.arguments import check_arguments, survives
 from offbeat.attached import Attached, attached_to
 from offbeat.clusters import Cluster
 from offbeat.codecs import Codec, chosen
-from offbeat.doctor import Doctor, diagnose
+from offbeat.doctor import Doctor
 from offbeat.ending import Goal, steps
-from offbeat.errors import DetachedError, HiddenWaitWarning, ReplicasDifferError, WorkerLeft
+from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
 from offbeat.followers import Follower
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
@@ -87,7 +87,7 @@ def attach(
     codec = chosen(codec)
     if (old := attached_to(optimizer)) is not None and not old._closed:
         raise DetachedError("this optimizer is attached already: close() that attachment first")
-    survive = survives(survive, min_workers, freeze_s)
+    survive = survives(survive, min_workers, freeze_s, algorithm)
     world = enter_world(pace, seed, min_workers if survive else None, freeze_s)
     try:
         algorithm.check(world.size)
@@ -322,22 +322,10 @@ class Attachment(Attached):
     def _compare(self, note: Callable[[], None]) -> None:
         """All have left: see what that has cost, and whether they are alike."""
         note()
-        self._tell_waits()
+        if self.doctor is not None:
+            self.doctor.tell(self._world, self._replica.name, self.algorithm, self._stats.rounds)
         average_buffers(self._channel, self._model)
         self._stats.replicas_identical = alike(self._channel, self._model)
-
-    def _tell_waits(self) -> None:
-        """Compare notes on hidden waits; one of them warns."""
-        if self.doctor is None:
-            return
-        self.doctor.close()
-        control, key = self._world.control_in_epoch(), f"{self._replica.name}/waits"
-        mine = self.doctor.notes(method=type(self.algorithm).__name__, rounds=self._stats.rounds)
-        control.set(f"{key}/{self.rank}", mine.encode())
-        if self.rank == self._world.members[0]:
-            told = [control.get(f"{key}/{rank}").decode() for rank in self._world.members]
-            if (found := diagnose(told)).sentences:
-                warnings.warn(f"\n{found}", HiddenWaitWarning, stacklevel=4)
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others that this worker cannot go on, and leave without them."""

@@ -44,6 +44,10 @@ class Decentralised(Algorithm):
     def _beta(self) -> float:
         return float(getattr(self, "beta", 0.0))
 
+    @property
+    def survives(self) -> bool:
+        return False
+
     def check(self, size: int) -> None:
         """Raise unless workers of this number come to agree."""
         settings = f"(beta={self._beta:g})" if self.mix.momentum else ""

@@ -70,6 +70,10 @@ class WAGMASGD(Algorithm):
         self.check_choices()
         self.check_counts("period", *([] if self.group is None else ["group"]))
 
+    @property
+    def survives(self) -> bool:
+        return False
+
     def check(self, size: int) -> None:
         if self.group is not None and size % self.group:
             fit = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, sampler
 
+from offbeat.algorithm import Algorithm
 from offbeat.arguments import wraps_anything
 from offbeat.data import marks
+from offbeat.doctor.report import diagnose
 from offbeat.doctor.waits import Waits
+from offbeat.errors import HiddenWaitWarning
+from offbeat.worlds import World
 
 _KNOWS_NO_RANK = (sampler.RandomSampler, sampler.SequentialSampler, sampler.WeightedRandomSampler)
 _LOOKS_AT = 3
@@ -72,6 +77,17 @@ class Doctor:
                 **facts,
             }
         )
+
+    def tell(self, world: World, name: str, algorithm: Algorithm, rounds: int) -> None:
+        """Look no longer, and compare notes with the others; one worker warns."""
+        self.close()
+        control = world.control_in_epoch()
+        mine = self.notes(method=type(algorithm).__name__, rounds=rounds)
+        control.set(f"{name}/waits/{world.rank}", mine.encode())
+        if world.rank == world.members[0]:
+            told = [control.get(f"{name}/waits/{rank}").decode() for rank in world.members]
+            if (found := diagnose(told)).sentences:
+                warnings.warn(f"\n{found}", HiddenWaitWarning, stacklevel=5)
 
     def _stepped(self, *_: Any) -> None:
         """After every step of every optimizer of this process."""

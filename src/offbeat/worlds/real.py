@@ -19,6 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, WorkerLostError
 from offbeat.worlds import base, ending
@@ -97,6 +98,8 @@ class RealWorld(ThreadedWorld):
             self.barrier("begin", len(self.members))  # paced devices count from one moment
             self._began += self.now()
         ending.guard(self)
+        if self.survives:
+            launched.say_survives(dist.distributed_c10d._get_default_store())
 
     def control_in_epoch(self) -> base.Control:
         return Control(self, self.clients, self.epoch)
