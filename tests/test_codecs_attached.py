@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_codec_is_refused() -> None:
     [
         *(("sync", codec) for codec in ("int8", "int4", "auto")),
         *(("eager-solo", "standard"), ("eager-solo", "exponential")),
-        ("diloco", "int4"),
+        *(("diloco", "int4"), ("abs", "int8"), ("waitfree", "int8")),
     ],
 )
 def test_the_others_train_on_when_a_worker_is_lost(algorithm: str, codec: str) -> None:

@@ -78,14 +78,19 @@ class Lives:
         )
 
 
-def cluster(*crashes: tuple[int, float]) -> Cluster:
+def cluster(*crashes: tuple[int, float], latency_s: float | None = None) -> Cluster:
     events = tuple(Crash(kind="crash", worker=rank, at_s=moment) for rank, moment in crashes)
-    return Cluster.load(TIMES).resized(WORKERS).model_copy(update={"events": events})
+    there = Cluster.load(TIMES).resized(WORKERS)
+    network = there.network
+    if latency_s is not None:
+        slow = {"latency_s": latency_s, "control_latency_s": latency_s}
+        network = network.model_copy(update=slow)
+    return there.model_copy(update={"events": events, "network": network})
 
 
-def lived_through(lives: Lives, *crashes: tuple[int, float]) -> int:
+def lived_through(lives: Lives, *crashes: tuple[int, float], latency_s: float | None = None) -> int:
     """Run, and check what must hold; return how many were lost."""
-    fates = offbeat.run(lives, cluster(*crashes)).results
+    fates = offbeat.run(lives, cluster(*crashes, latency_s=latency_s)).results
     lost = [rank for rank, fate in enumerate(fates) if fate is None]
     assert set(lost) <= {rank for rank, _ in crashes}
     survivors = {rank: fate for rank, fate in enumerate(fates) if fate is not None}
@@ -157,6 +162,15 @@ def test_a_round_that_some_have_completed_is_handed_on(monkeypatch: pytest.Monke
     for moment in moments(lives, monkeypatch)[::4]:
         lived_through(Lives(offbeat.SyncSGD()), (3, moment - 9e-5))
     assert handed > 0
+
+
+def test_who_arrives_while_the_others_regroup_is_heard() -> None:
+    """The last one that a round waits for starts it by itself; not between two epochs."""
+    three = "workers = 3\nspeed = [1.0, 0.7, 0.5]\n[compute]\nstep_s = 1.0\n"
+    three += "[network]\nlatency_s = 0.02\n[[event]]\nkind = 'crash'\nworker = 1\nat_s = "
+    for hundredths in range(240, 260):
+        fates = offbeat.run(Lives(offbeat.ABSSGD()), Cluster.parse(three + f"{hundredths / 100}"))
+        assert [fate is None for fate in fates.results] == [False, True, False]
 
 
 def test_the_round_is_made_again_with_what_the_others_gave() -> None:

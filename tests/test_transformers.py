@@ -69,7 +69,7 @@ def test_set_ups_that_do_not_fit_are_refused_with_what_to_change(
     tmp_path: Path, framework_workers: Run
 ) -> None:
     for told in framework_workers(runs.refusals, str(tmp_path)):
-        assert "accelerate launch has --use_deepspeed, and" in told["launched"]
+        assert "accelerate launch has --use_fsdp, and" in told["launched"]
         assert "DistributedDataParallelKwargs, and DDP is not used" in told["kwargs"]
         assert "dispatch_batches has worker 0 hand out every batch" in told["dispatch"]
         assert "4 of the optimizer's 4 parameters are not the model's" in told["strange"]

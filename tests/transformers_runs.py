@@ -231,7 +231,7 @@ def refusals(folder: str) -> dict[str, str]:
         OffbeatTrainer(gpt(), arguments(folder, **settings), **(ours or {}))
 
     dispatching = DataLoaderConfiguration(dispatch_batches=True)
-    refused("launched", prepared, ACCELERATE_USE_DEEPSPEED="true")
+    refused("launched", prepared, ACCELERATE_USE_FSDP="true")
     refused("kwargs", lambda: prepared(DistributedDataParallelKwargs()))
     refused("dispatch", lambda: prepared(dataloader_config=dispatching))
     refused("strange", lambda: prepared(strange=True))

@@ -177,7 +177,7 @@ class Engine(Members):
             self._resumes_after = self._went_on_for - (delay if on_time or limit is None else 0)
             self._on_time_for = self._started if on_time else -1
             self._comes = arrive
-            if on_time and self._rules.hints and self._knows_start() and self._arrivals.completes:
+            if on_time and self._completes():
                 self._outbox.append((self._arrivals.start, self._arrives()))
                 self._called = True
             self._says_later = bool(delay) and not self._rules.at_boundary
@@ -185,6 +185,11 @@ class Engine(Members):
             said = nothing if self._says_later else self._to_say()
         self._say(said)
         return "dropped" if dropped else "late" if late else "on time"
+
+    def _completes(self) -> bool:
+        """Whether the next round starts as soon as this worker arrives, and not between epochs."""
+        hints = self._rules.hints and not self._over
+        return hints and self._knows_start() and self._arrivals.completes
 
     def _is_late(self, delay: int) -> bool:
         if self._rules.at_arrival:
