@@ -281,8 +281,12 @@ def test_all_clients_end_with_the_same_model_and_the_buffer_with_its_budget(name
     )
     assert len(histories[0].seen_accuracy) == 2
     assert histories[1].accuracy == []
-    kept = {"finetune": 0, "ewc": 0, "lwf": 0, "joint": 240}.get(name, 62)
-    assert sum(histories[0].histograms[-1]) == kept == sum(len(each[2].buffer) for each in results)
+    kept = sum(histories[0].histograms[-1])
+    assert kept == sum(len(each[2].buffer) for each in results)
+    if name in ("uniform", "importance"):  # equal parts: a client with fewer samples keeps fewer
+        assert 40 < kept <= 62
+    else:
+        assert kept == {"finetune": 0, "ewc": 0, "lwf": 0, "joint": 240}.get(name, 62)
     if name in ("fedcbdr", "svd"):
         assert histories[0].histograms[-1] == [16, 15, 16, 15]
 
@@ -351,11 +355,15 @@ def test_a_fraction_of_the_clients_takes_part() -> None:
     assert results[0][0].histograms[-1] == [15, 15, 15, 15]
 
 
+def _really() -> tuple[fed.History, list[Tensor]]:
+    return _learn(_budget_30)[:2]
+
+
 @pytest.mark.real
 def test_real_processes_learn_what_virtual_clients_do() -> None:
-    real = [each.result for each in processes(_learn, CLIENTS, _budget_30)]
+    real = [each.result for each in processes(_really, CLIENTS)]
     virtual = _virtual(_budget_30)
-    for (history, model, _), (expected, same, _) in zip(real, virtual, strict=True):
+    for (history, model), (expected, same, _) in zip(real, virtual, strict=True):
         assert history.histograms == expected.histograms
         assert history.accuracy == pytest.approx(expected.accuracy)
         for mine, other in zip(model, same, strict=True):

@@ -11,28 +11,29 @@ from offbeat.errors import DisagreementError
 from offbeat.worlds.base import World
 
 _latest: WeakKeyDictionary[World, str] = WeakKeyDictionary()
-"""On worker 0: where each world has agreed last."""
+"""On the first worker: where each world has agreed last."""
 
 
 def agree(world: World, name: str, mine: Mapping[str, Any]) -> None:
-    """Raise `DisagreementError` on every worker if one describes itself differently from worker 0.
+    """Raise `DisagreementError` on every worker if one describes itself differently from the first.
 
-    Each compares itself with worker 0, which gathers the verdicts and publishes the first
+    Each compares itself with the first member, which gathers the verdicts and publishes the first
     difference: three messages a worker, and the same error everywhere.
     """
-    control, key = world.control, f"agree/{name}"
-    if world.rank == 0:
-        control.set(f"{key}/0", _told(mine))
-        verdicts = [control.get(f"{key}/{rank}").decode() for rank in range(1, world.size)]
+    control, key, (first, *others) = world.control, f"agree/{name}", world.members
+    if world.rank == first:
+        control.set(f"{key}/{first}", _told(mine))
+        verdicts = [control.get(f"{key}/{rank}").decode() for rank in others]
         control.set(f"{key}/verdict", next(filter(None, verdicts), "").encode())
         if before := _latest.get(world):  # all have passed that, to come here
             for part in (*range(world.size), "verdict"):
                 control.delete(f"{before}/{part}")
         _latest[world] = key
     else:
-        theirs, ours = control.get(f"{key}/0"), _told(mine)
+        theirs, ours = control.get(f"{key}/{first}"), _told(mine)
         same = theirs == ours
-        difference = "" if same else _difference(json.loads(theirs), json.loads(ours), world.rank)
+        between = (first, world.rank)
+        difference = "" if same else _difference(json.loads(theirs), json.loads(ours), between)
         control.set(f"{key}/{world.rank}", difference.encode())
     if verdict := control.get(f"{key}/verdict").decode():
         raise DisagreementError(verdict)
@@ -42,7 +43,9 @@ def _told(mine: Mapping[str, Any]) -> bytes:
     return json.dumps(mine).encode()
 
 
-def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], rank: int) -> str:
+def _difference(
+    theirs: Mapping[str, Any], mine: Mapping[str, Any], between: tuple[int, int]
+) -> str:
     for what, value in theirs.items():
         other = mine[what]
         if value == other:
@@ -53,7 +56,7 @@ def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], rank: int) -
             else:
                 value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
         return (
-            f"workers disagree about {what}: worker 0 has {value}, worker {rank} has {other}. "
+            f"workers disagree about {what}: worker {between[0]} has {value}, worker {between[1]} has {other}. "
             "Every worker must attach the same model, optimizer, algorithm and settings"
         )
     return ""
