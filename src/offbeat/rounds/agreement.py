@@ -56,7 +56,8 @@ def _difference(
             else:
                 value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
         return (
-            f"workers disagree about {what}: worker {between[0]} has {value}, worker {between[1]} has {other}. "
+            f"workers disagree about {what}: "
+            f"worker {between[0]} has {value}, worker {between[1]} has {other}. "
             "Every worker must attach the same model, optimizer, algorithm and settings"
         )
     return ""

@@ -29,7 +29,8 @@ class EWC(Method):
     """Elastic weight consolidation."""
 
     name: ClassVar[str] = "ewc"
-    strength: float = 100.0
+    strength: float = 10.0
+    """Times the learning rate and the largest Fisher information it must stay below 2."""
 
     def __post_init__(self) -> None:
         super().__init__()
