@@ -3,7 +3,7 @@
 Li, Hoiem: "Learning without Forgetting", ECCV 2016, arXiv 1606.09282; federated as in FedCBDR's
 baselines: the old model is the global one at the end of the task before.
 
-    loss <- CE + strength T² KL( softmax(old logits of the old model / T) || of the new model )
+    loss <- CE over the new classes' logits + strength T² KL( softmax(old logits of the old model / T) || of the new model )
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from offbeat.federated.features import evaluating
 from offbeat.federated.methods.base import Method
@@ -32,13 +32,14 @@ class LwF(Method):
         self._teacher: nn.Module | None = None
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = super().loss(model, x, y)
         old, temperature = self.client.old, self.temperature
+        logits = self.client.logits(model, x)
+        loss = cross_entropy(logits[:, old:], self.client.columns(y) - old)
         if self._teacher is None or not old:
             return loss
         with evaluating(self._teacher):
             taught = self.client.logits(self._teacher, x)[:, :old] / temperature
-        says = self.client.logits(model, x)[:, :old] / temperature
+        says = logits[:, :old] / temperature
         apart = kl_div(
             log_softmax(says, 1), log_softmax(taught, 1), log_target=True, reduction="batchmean"
         )
