@@ -3,7 +3,8 @@
 Li, Hoiem: "Learning without Forgetting", ECCV 2016, arXiv 1606.09282; federated as in FedCBDR's
 baselines: the old model is the global one at the end of the task before.
 
-    loss <- CE over the new classes' logits + strength T² KL( softmax(old logits of the old model / T) || of the new model )
+    loss <- CE over the logits of new classes
+            + strength T² KL( softmax(old logits of the old model / T) || of the new model )
 """
 
 from __future__ import annotations
