@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_federated import CLIENTS, _budget_30, _learn, _virtual
+from test_federated_clients import CLIENTS, budget_30, learnt, virtual
 from torch import Tensor
 
 import offbeat
@@ -52,7 +52,7 @@ def test_an_upload_alone_is_noise() -> None:
 
 
 def test_masked_sums_choose_the_same_samples() -> None:
-    plain, masked = (_virtual(_budget_30, secure=each) for each in (False, True))
+    plain, masked = (virtual(budget_30, secure=each) for each in (False, True))
     for (a, model, _), (b, other, _) in zip(plain, masked, strict=True):
         assert a.histograms == b.histograms
         assert all(torch.equal(x, y) for x, y in zip(model, other, strict=True))
@@ -70,4 +70,4 @@ def test_numbers_too_large_for_a_masked_sum_are_named() -> None:
 def test_the_package_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.federated.secure.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="offbeat\\[federated\\]"):
-        offbeat.run(lambda: _learn(_budget_30, secure=True), "uniform-8", workers=CLIENTS)
+        offbeat.run(lambda: learnt(budget_30, secure=True), "uniform-8", workers=CLIENTS)
