@@ -206,8 +206,11 @@ def test_bad_input_is_named() -> None:
         offbeat.run(lambda: learnt(fed.Method), "uniform-8", workers=2)
 
 
-def test_a_client_that_is_lost_between_tasks_is_left_out() -> None:
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_client_that_is_lost_between_tasks_is_left_out(secure: bool) -> None:
     """It has given its part of the scores, and is gone when samples are chosen."""
+    if secure:
+        pytest.importorskip("cryptography", reason="secure sums need the package cryptography")
     cluster = Cluster.load("uniform-8").resized(CLIENTS)
     asked: list[float] = []
 
@@ -227,7 +230,7 @@ def test_a_client_that_is_lost_between_tasks_is_left_out() -> None:
     def results(*crashes: Crash) -> list[Any]:
         asked.clear()
         where = cluster.model_copy(update={"events": crashes})
-        return offbeat.run(lambda: learnt(method, survive=True), where).results
+        return offbeat.run(lambda: learnt(method, survive=True, secure=secure), where).results
 
     results()
     moment = min(asked) + 5.0
