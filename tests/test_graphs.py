@@ -281,11 +281,11 @@ def test_all_draw_the_same_from_the_bells() -> None:
     for rank, rounds in ((0, 7), (1, 9), (2, 8)):
         assert roll.pauses == 0
         roll.hear("paused", rounds, rank)
-    assert (roll.pauses, roll.paused, roll.rounds, roll.absent) == (1, 3, 9, {})
+    assert (roll.pauses, roll.paused, roll.rounds, roll.absent) == (1, (0, 1, 2), 9, {})
     roll.hear("left", 9, 1)
     roll.hear("paused", 9, 0)
     roll.hear("paused", 10, 2)
-    assert (roll.pauses, roll.paused, roll.absent) == (2, 2, {1: "left"})
+    assert (roll.pauses, roll.paused, roll.absent) == (2, (0, 2), {1: "left"})
     roll.hear("left", 12, 0)
     assert not roll.over
     roll.hear("left", 11, 2)

@@ -26,7 +26,9 @@ TARGET = Target("accuracy", 0.95)
 def outcome(reached_s: float, score: float = 0.5, loss: float = 1.0) -> Outcome:
     lines = [{"at_s": 1.0, "accuracy": score, "loss": loss}]
     ended_s = reached_s + 2.0 if reached_s < math.inf else 50.0
-    return Outcome(0, ended_s, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 0, True, 0, lines, reached_s)
+    return Outcome(
+        0, ended_s, 1, 1.0, 0.0, 1.0, 0.0, 0.0, 0, True, evaluations=lines, reached_s=reached_s
+    )
 
 
 class Landscape:

@@ -50,6 +50,7 @@ def test_the_bytes_that_all_workers_send_are_counted() -> None:
             call().wait()
             world.sleep_until(10.0 * (1 + len(counted)))  # all have sent
             counted.append(world.sent_bytes)
+            world.sleep_until(world.now() + 1.0)  # and all have counted
         channel.close()
         leave_world(world)
         return counted
