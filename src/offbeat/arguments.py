@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.algorithm import Algorithm, check_choice
 from offbeat.schedule import KINDS
-from offbeat.worlds.current import has_process_group
+from offbeat.worlds.current import has_process_group, rank
 
 logger = logging.getLogger("offbeat")
 
@@ -132,9 +132,11 @@ def survives(
     if text not in ("0", "1"):
         raise ValueError(f"OFFBEAT_SURVIVE must be 0 or 1, got {text!r}")
     if text == "1" and not algorithm.survives:
-        logger.warning(
-            "OFFBEAT_SURVIVE=1, but %s cannot go on when a worker is lost yet: a loss ends the run",
-            type(algorithm).__name__,
-        )
+        if rank() == 0:
+            logger.warning(
+                "OFFBEAT_SURVIVE=1, but %s cannot go on when a worker is lost yet: a loss ends "
+                "the run",
+                type(algorithm).__name__,
+            )
         return False
     return text == "1"
