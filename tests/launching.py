@@ -84,6 +84,9 @@ def _launch(
     folder: Path,
 ) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_DFL)  # whoever runs the tests may ignore it: nohup does
     os.chdir(folder)
     os.environ.update(environment)
     for number, path in ((1, out), (2, err)):
