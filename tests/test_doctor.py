@@ -34,7 +34,7 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for (x,) in DataLoader(TensorDataset(torch.ones(16, 2)), batch_size=2):
     if dist.get_rank() == 1:
-        time.sleep(0.02)
+        time.sleep(0.1)
     dist.barrier()
     optimizer.zero_grad()
     model(x).sum().backward()
