@@ -519,7 +519,7 @@ def test_a_program_that_fails_and_ends_its_process_group_tells_its_own_error(
     assert "worker 1 was lost (KeyError: 'a bad batch')" in ended[0][1]
     for _, words in ended:
         assert "StillAttachedError" not in words
-        assert "epoch" not in words
+        assert "EpochOver" not in words
 
 
 @pytest.mark.real
