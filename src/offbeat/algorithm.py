@@ -22,6 +22,14 @@ def check_choice(name: str, value: object, known: Sequence[object]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
+def check_grace(grace_s: float, quorum: str | int | float) -> None:
+    """Raise ValueError unless a grace is a time, and there is somebody to be waited for."""
+    if not 0 <= grace_s < float("inf"):
+        raise ValueError(f"grace_s must be 0 or more seconds, got {grace_s}")
+    if grace_s and quorum == "all":
+        raise ValueError(f'grace_s is for a quorum below "all", got {grace_s}')
+
+
 class Algorithm(ABC):
     """Settings of one method; frozen, and equal on all workers."""
 

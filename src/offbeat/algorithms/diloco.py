@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from offbeat.algorithm import Algorithm
+from offbeat.algorithm import Algorithm, check_grace
 from offbeat.merges import Outer
 from offbeat.replica import Replica
 from offbeat.rounds import Quorum, Round, Rules
@@ -78,10 +78,7 @@ class DiLoCo(Algorithm):
                 f"overlap must be between 0 and {self._period}, the steps from one launch to the "
                 f"next, got {self.overlap!r}"
             )
-        if not 0 <= self.grace_s < float("inf"):
-            raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
-        if self.grace_s and self.quorum == "all":
-            raise ValueError(f'grace_s is for a quorum below "all", got {self.grace_s}')
+        check_grace(self.grace_s, self.quorum)
 
     def check(self, size: int) -> None:
         Quorum.of(self.quorum, size)

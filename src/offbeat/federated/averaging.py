@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from offbeat.algorithm import Algorithm
+from offbeat.algorithm import Algorithm, check_grace
 from offbeat.replica import Replica
 from offbeat.rounds import Quorum, Round, Rules
 
@@ -46,10 +46,7 @@ class FedAvg(Algorithm):
         self.check_counts("steps")
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight must be a number above 0, got {self.weight!r}")
-        if not 0 <= self.grace_s < float("inf"):
-            raise ValueError(f"grace_s must be 0 or more seconds, got {self.grace_s}")
-        if self.grace_s and self.quorum == "all":
-            raise ValueError(f'grace_s is for a quorum below "all", got {self.grace_s}')
+        check_grace(self.grace_s, self.quorum)
 
     def check(self, size: int) -> None:
         Quorum.of(self.quorum, size)
