@@ -127,7 +127,7 @@ def _ends_after_the_last_barrier(victim: int) -> str:
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_an_end_after_the_last_barrier_holds_up_nobody(victim: int) -> None:
-    for ended in processes(_ends_after_the_last_barrier, 3, victim, check=False, time_out_s=30):
+    for ended in processes(_ends_after_the_last_barrier, 3, victim, check=False, time_out_s=60):
         if ended.rank == victim:
             assert ended.exit_code == -signal.SIGKILL
         else:
@@ -212,7 +212,7 @@ def _mixed(local_world_size: dict[int, str]) -> float:
 
 
 def test_workers_of_different_launchers_reduce_in_the_same_way() -> None:
-    ended = processes(_mixed, 3, {0: "3", 1: "1"}, time_out_s=30)
+    ended = processes(_mixed, 3, {0: "3", 1: "1"}, time_out_s=60)
     assert [each.result for each in ended] == [3 * 2.0**17] * 3
 
 

@@ -475,7 +475,7 @@ def job(folder: Path, text: str, workers: int = 2) -> list[tuple[int, str]]:
     ended = []
     for process in begun:
         try:
-            _, words = process.communicate(timeout=60.0)
+            _, words = process.communicate(timeout=180.0)
         except subprocess.TimeoutExpired:
             process.kill()
             _, words = process.communicate()

@@ -502,7 +502,7 @@ def _interrupted(process: subprocess.Popen[str], real: int) -> tuple[float, str]
     while any(_runs(worker) for worker in workers):
         time.sleep(0.01)
     took = time.monotonic() - began
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     return took, errors
 
 

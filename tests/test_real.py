@@ -320,7 +320,7 @@ def test_under_torchrun_an_uncaught_error_ends_the_job(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

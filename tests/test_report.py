@@ -512,7 +512,7 @@ def test_no_room_on_disk_leaves_the_old_report_as_it_was(race: Path, tmp_path: P
         [sys.executable, "-c", limit + script, "report", race, "-o", target],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 2

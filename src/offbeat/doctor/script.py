@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -16,6 +17,12 @@ from offbeat.doctor.report import Diagnosis, diagnose
 from offbeat.worlds.real import under_torchrun
 
 _WAIT_S = 60.0
+_ended: list[Any] = []
+"""What scripts have left behind, which lives as long as the process, as it would without us.
+
+To let go of a model in DistributedDataParallel right after its last backward pass may hang: its
+reducer, freed under the GIL, joins a thread of Gloo that waits for the GIL (seen with torch 2.13).
+"""
 
 
 def examine(script: Path, arguments: Sequence[str]) -> Diagnosis | None:
@@ -27,8 +34,9 @@ def examine(script: Path, arguments: Sequence[str]) -> Diagnosis | None:
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent)]
     doctor = Doctor()
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        _ended.append(runpy.run_path(str(script), run_name="__main__"))
     except SystemExit as ended:
+        _ended.append(ended)
         if ended.code:
             raise
     finally:
