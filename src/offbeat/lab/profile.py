@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import runpy
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +39,7 @@ from offbeat.lab import overhead
 from offbeat.lab.fit import Fitted, fit_compute, fit_network
 from offbeat.lab.stand_ins import process_group_kept
 from offbeat.report.files import WholeFile
+from offbeat.scripts import run_script
 from offbeat.worlds import World, enter_world, leave_world
 
 WARM_UP = 2
@@ -166,19 +165,12 @@ def _stand_in(steps: int) -> Measured:
 
 def _run(script: Path, arguments: Sequence[str]) -> Measured:
     """Run a script as torchrun would have, and time what it attaches."""
-    argv, path = sys.argv, sys.path
     before = os.environ.get("OFFBEAT_RECORDS")
     with tempfile.TemporaryDirectory(prefix="offbeat-") as folder:
         os.environ["OFFBEAT_RECORDS"] = folder
-        sys.argv = [str(script), *arguments]
-        sys.path = [str(script.resolve().parent), *path]
         try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as leaving:
-            if leaving.code not in (None, 0):
-                raise
+            run_script(script, arguments)
         finally:
-            sys.argv, sys.path = argv, path
             if before is None:
                 del os.environ["OFFBEAT_RECORDS"]
             else:
