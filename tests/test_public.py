@@ -113,10 +113,8 @@ def test_who_is_on_time_has_the_mean_to_the_bit() -> None:
     assert all(torch.equal(each, expected) for each in workers.owns())
 
 
-@pytest.mark.parametrize("landing", ["before the step", "in the step", "after it"])
-def test_a_late_worker_keeps_what_it_has_done(landing: str) -> None:
-    """Worker 0 on time with a' = 12, worker 1 late: old b = 4, new b' = 7."""
-    workers = Workers([torch.tensor([10.0]), torch.tensor([4.0])], 2, 10)
+def _worker_1_is_late(workers: Workers, landing: str) -> None:
+    """It steps by 3 while the average of what both had, and worker 0's step by 2, lands."""
     workers.move(0, torch.tensor([2.0]))
     workers.take()
     if landing == "before the step":
@@ -132,6 +130,13 @@ def test_a_late_worker_keeps_what_it_has_done(landing: str) -> None:
         workers.land()
     for each in workers.merges:
         each.adopt()
+
+
+@pytest.mark.parametrize("landing", ["before the step", "in the step", "after it"])
+def test_a_late_worker_keeps_what_it_has_done(landing: str) -> None:
+    """Worker 0 on time with a' = 12, worker 1 late: old b = 4, new b' = 7."""
+    workers = Workers([torch.tensor([10.0]), torch.tensor([4.0])], 2, 10)
+    _worker_1_is_late(workers, landing)
     assert workers.owns().tolist() == [[8.0], [8.0 + 3.0]]
     assert workers.publics().tolist() == [[8.0], [11.0]]
 
@@ -140,21 +145,7 @@ def test_a_late_worker_keeps_what_it_has_done(landing: str) -> None:
 def test_the_papers_rule_averages_once_more(landing: str) -> None:
     """w0 = (a' + b) / 2, w1 = (a' + b + b') / 3; and b' is what worker 1 offers from then on."""
     workers = Workers([torch.tensor([10.0]), torch.tensor([4.0])], 2, 10, Offered)
-    workers.move(0, torch.tensor([2.0]))
-    workers.take()
-    if landing == "before the step":
-        workers.land()
-    merge, model = workers.merges[1], workers.models[1]
-    merge.moves()
-    if landing == "in the step":
-        workers.land()
-    with torch.no_grad():
-        model += 3.0
-    merge.made()
-    if landing == "after it":
-        workers.land()
-    for each in workers.merges:
-        each.adopt()
+    _worker_1_is_late(workers, landing)
     assert workers.owns()[:, 0].tolist() == pytest.approx([(12 + 4) / 2, (12 + 4 + 7) / 3])
     assert workers.publics().tolist() == [[12.0], [7.0]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,22 @@ SETTINGS: dict[str, Any] = {
     "token_normalize_func": _spelled,
 }
 
-_JOB, _NODES, _OUTPUT = "Job", "Several nodes", "Output"
+_STREAMS = "0-3|RANK:0-3,..."
+
+
+def _option(panel: str, variable: str, words: str, *flags: str, **settings: Any) -> Any:
+    """An option that torchrun has too, and reads from PET_`variable` as well."""
+    return typer.Option(
+        *flags,
+        envvar=f"PET_{variable}" if variable else None,
+        show_envvar=False,
+        help=words,
+        rich_help_panel=panel,
+        **settings,
+    )
+
+
+_job, _nodes, _output = (partial(_option, panel) for panel in ("Job", "Several nodes", "Output"))
 
 
 def launch(
@@ -37,172 +53,94 @@ def launch(
         typer.Argument(metavar="ARGUMENTS...", help="What your script gets.", show_default=False),
     ] = None,
     nproc_per_node: Annotated[
-        str,
-        typer.Option(
-            metavar="N|auto|cpu|gpu|xpu",
-            envvar="PET_NPROC_PER_NODE",
-            show_envvar=False,
-            help="Workers on this node.",
-            rich_help_panel=_JOB,
-        ),
+        str, _job("NPROC_PER_NODE", "Workers on this node.", metavar="N|auto|cpu|gpu|xpu")
     ] = "1",
     restart: Annotated[
         int,
-        typer.Option(
+        _job(
+            "MAX_RESTARTS",
+            "How often a lost worker is started again, to join the others.",
             metavar="N",
-            envvar="PET_MAX_RESTARTS",
-            show_envvar=False,
-            help="How often a lost worker is started again, to join the others.",
-            rich_help_panel=_JOB,
         ),
     ] = 0,
-    module: Annotated[
-        bool,
-        typer.Option("--module", "-m", help="SCRIPT is a module's name.", rich_help_panel=_JOB),
-    ] = False,
-    no_python: Annotated[
-        bool,
-        typer.Option("--no-python", help="SCRIPT is a program, not Python.", rich_help_panel=_JOB),
-    ] = False,
+    module: Annotated[bool, _job("", "SCRIPT is a module's name.", "--module", "-m")] = False,
+    no_python: Annotated[bool, _job("", "SCRIPT is a program, not Python.", "--no-python")] = False,
     shutdown_timeout: Annotated[
         float | None,
-        typer.Option(
+        _job(
+            "SHUTDOWN_TIMEOUT",
+            "From a signal to SIGKILL; 30, or 0.5 after Ctrl-C.",
             metavar="SECONDS",
             min=0.0,
-            envvar="PET_SHUTDOWN_TIMEOUT",
-            show_envvar=False,
-            help="From a signal to SIGKILL; 30, or 0.5 after Ctrl-C.",
             show_default=False,
-            rich_help_panel=_JOB,
         ),
     ] = None,
-    role: Annotated[
-        str,
-        typer.Option(
-            envvar="PET_ROLE",
-            show_envvar=False,
-            help="ROLE_NAME of the workers, and their prefix.",
-            rich_help_panel=_JOB,
-        ),
-    ] = "default",
-    nnodes: Annotated[
-        str,
-        typer.Option(
-            metavar="N",
-            envvar="PET_NNODES",
-            show_envvar=False,
-            help="How many nodes there are.",
-            rich_help_panel=_NODES,
-        ),
-    ] = "1",
+    role: Annotated[str, _job("ROLE", "ROLE_NAME of the workers, and their prefix.")] = "default",
+    nnodes: Annotated[str, _nodes("NNODES", "How many nodes there are.", metavar="N")] = "1",
     node_rank: Annotated[
-        int,
-        typer.Option(
-            envvar="PET_NODE_RANK",
-            show_envvar=False,
-            help="Which one this is; node 0 hosts the store.",
-            rich_help_panel=_NODES,
-        ),
+        int, _nodes("NODE_RANK", "Which one this is; node 0 hosts the store.")
     ] = 0,
     master_addr: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            envvar="PET_MASTER_ADDR",
-            show_envvar=False,
-            help="Where node 0 is.",
-            rich_help_panel=_NODES,
-        ),
+        str, _nodes("MASTER_ADDR", "Where node 0 is.", metavar="ADDRESS")
     ] = "127.0.0.1",
     master_port: Annotated[
         int | None,
-        typer.Option(
+        _nodes(
+            "MASTER_PORT",
+            f"Its port; {DEFAULT_PORT}, or on one node a free one.",
             metavar="PORT",
-            envvar="PET_MASTER_PORT",
-            show_envvar=False,
-            help=f"Its port; {DEFAULT_PORT}, or on one node a free one.",
             show_default=False,
-            rich_help_panel=_NODES,
         ),
     ] = None,
-    standalone: Annotated[
-        bool,
-        typer.Option("--standalone", help="One node, on a free port.", rich_help_panel=_NODES),
-    ] = False,
+    standalone: Annotated[bool, _nodes("", "One node, on a free port.", "--standalone")] = False,
     rdzv_endpoint: Annotated[
         str,
-        typer.Option(
+        _nodes(
+            "RDZV_ENDPOINT",
+            "The same as --master-addr and --master-port.",
             metavar="ADDRESS:PORT",
-            envvar="PET_RDZV_ENDPOINT",
-            show_envvar=False,
-            help="The same as --master-addr and --master-port.",
             show_default=False,
-            rich_help_panel=_NODES,
         ),
     ] = "",
     rdzv_id: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            envvar="PET_RDZV_ID",
-            show_envvar=False,
-            help="Of the run: TORCHELASTIC_RUN_ID.",
-            rich_help_panel=_NODES,
-        ),
+        str, _nodes("RDZV_ID", "Of the run: TORCHELASTIC_RUN_ID.", metavar="NAME")
     ] = "none",
     join_timeout: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            help="How long nodes wait for each other at the start.",
-            rich_help_panel=_NODES,
-        ),
+        _nodes("", "How long nodes wait for each other at the start.", metavar="SECONDS", min=0.0),
     ] = JOIN_S,
     log_dir: Annotated[
         Path | None,
-        typer.Option(
+        _output(
+            "LOG_DIR",
+            "Where --redirects and --tee write files.",
             metavar="FOLDER",
-            envvar="PET_LOG_DIR",
-            show_envvar=False,
-            help="Where --redirects and --tee write files.",
             show_default=False,
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
     redirects: Annotated[
         str,
-        typer.Option(
+        _output(
+            "REDIRECTS",
+            "To files instead of the console: 1 stdout, 2 stderr, 3 both.",
             "--redirects",
             "-r",
-            metavar="0-3|RANK:0-3,...",
-            envvar="PET_REDIRECTS",
-            show_envvar=False,
-            help="To files instead of the console: 1 stdout, 2 stderr, 3 both.",
-            rich_help_panel=_OUTPUT,
+            metavar=_STREAMS,
         ),
     ] = "0",
     tee: Annotated[
         str,
-        typer.Option(
-            "--tee",
-            "-t",
-            metavar="0-3|RANK:0-3,...",
-            envvar="PET_TEE",
-            show_envvar=False,
-            help="To files and, behind a prefix, to the console.",
-            rich_help_panel=_OUTPUT,
+        _output(
+            "TEE", "To files and, behind a prefix, to the console.", "--tee", "-t", metavar=_STREAMS
         ),
     ] = "0",
     local_ranks_filter: Annotated[
         str,
-        typer.Option(
+        _output(
+            "LOCAL_RANKS_FILTER",
+            "Only these local ranks come to the console.",
             metavar="RANK,...",
-            envvar="PET_LOCAL_RANKS_FILTER",
-            show_envvar=False,
-            help="Only these local ranks come to the console.",
             show_default=False,
-            rich_help_panel=_OUTPUT,
         ),
     ] = "",
 ) -> None:
