@@ -18,6 +18,7 @@ It is Lightning's own DDPStrategy without the wrapper: the optimizer is attached
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -61,7 +62,11 @@ check_version(
     ],
 )
 
-_ATTACH = ("nonfinite", "bucket_bytes", "pace", "seed", "schedule_by", "warn")
+_ATTACH = tuple(
+    name
+    for name, parameter in inspect.signature(attach).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("clip_norm", "scheduler")
+)
 _LIGHTNING = (
     "accelerator",
     "parallel_devices",
