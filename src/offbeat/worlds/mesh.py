@@ -162,7 +162,7 @@ class Mesh:
             peer.setblocking(False)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                limit = int(1000 * self._limit_s)
+                limit = int(1000 * (self._limit_s - self._beat_s))  # since a beat was sent
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
 
     # --- listening -------------------------------------------------------------------------

@@ -1,0 +1,195 @@
+"""What the loss of a host costs the other one: two network namespaces, under `offbeat launch`.
+
+Each namespace stands for a host with two workers and a launcher of its own; one virtual cable joins
+them. Host 0 has the job's store. At a random moment
+
+    cut link        the cable is taken down: nothing is said, nobody answers any more
+    kill host 1     launcher and workers of host 1 are killed, at the same moment
+
+The *stall* of a trial is the longest step of any worker of host 0 after that, less its median step.
+A cut link can be told from a slow one only by a limit, OFFBEAT_LOST_S. A trial is survived if both
+workers of host 0 end well, with the same bits, and with all that they have computed applied; and if
+nobody of host 1 goes on training without them. The namespaces are made by this script, and removed
+at its end; that takes root and `ip`, and the script says so where it cannot.
+
+    python benchmarks/two_hosts.py [--quick] [--trials 20] [--lost-s 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from common import options, write
+from namespaces import Side, joined
+
+import offbeat
+
+WIDTH = 1600  # 10 MB
+BEGINS_S = 1.0
+"""The fault comes between this and twice of it after the first step of all."""
+AFTER_S = 3.0
+"""So long they train after the limit."""
+PORT = 29517
+FAULTS = ("cut link", "kill host 1")
+METHODS: dict[str, offbeat.Algorithm] = {
+    "SyncSGD()": offbeat.SyncSGD(),
+    'EagerSGD("solo")': offbeat.EagerSGD("solo"),
+}
+
+
+# --- one worker --------------------------------------------------------------------------------
+
+
+def train(name: str, folder: Path, seconds: float) -> None:
+    """An ordinary loop; what it has seen goes into a file."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    batch = torch.randn(8, WIDTH)
+    steps: list[tuple[float, float]] = []
+    with offbeat.attach(model, optimizer, METHODS[name]) as dp:
+        (folder / f"begun-{dp.rank}").touch()
+        for _ in dp.until(seconds=seconds):
+            began = time.time()
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            steps.append((began, time.time() - began))
+    stats = dp.stats()
+    lost = stats.computed_samples - stats.applied_samples - stats.dropped_samples
+    told = {
+        "steps": steps,
+        "identical": bool(stats.replicas_identical),
+        "kept": abs(lost) < 1e-3,
+    }
+    (folder / f"ended-{dp.rank}.json").write_text(json.dumps(told))
+
+
+# --- two hosts ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def host(number: int, side: Side, master: str, lost_s: float, told: list[str]) -> Iterator[int]:
+    """A launcher with two workers; gives its process group."""
+    variables = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": side.interface,
+        "OFFBEAT_LOST_S": str(lost_s),
+        "OMP_NUM_THREADS": "1",
+    }
+    job = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"]
+    job += ["--master-addr", master, "--master-port", str(PORT)]
+    command = ["ip", "netns", "exec", side.name, sys.executable, "-m", "offbeat", "launch", *job]
+    process = subprocess.Popen(
+        [*command, __file__, "--worker", *told],
+        env=variables,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process.pid
+        words = process.communicate()[1].decode()
+        if number == 0 and process.returncode:
+            print(words, flush=True)
+    finally:
+        kill(side)
+        process.wait()
+
+
+def kill(side: Side) -> None:
+    """End all that runs in a namespace."""
+    listed = subprocess.run(["ip", "netns", "pids", side.name], capture_output=True, text=True)
+    for pid in listed.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def trial(name: str, fault: str, random: Random, lost_s: float) -> dict[str, Any]:
+    seconds = 2 * BEGINS_S + lost_s + AFTER_S
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = stack.enter_context(joined())
+        told = [name, str(folder), str(seconds)]
+        stack.enter_context(host(0, sides[0], sides[0].address, lost_s, told))
+        with host(1, sides[1], sides[0].address, lost_s, told):
+            while len(list(folder.glob("begun-*"))) < 4:
+                time.sleep(0.01)
+            time.sleep(random.uniform(BEGINS_S, 2 * BEGINS_S))
+            happened = time.time()
+            if fault == "cut link":
+                sides[1].cut()
+            else:
+                kill(sides[1])
+            while len(list(folder.glob("ended-*"))) < 2 and time.time() < happened + 30:
+                time.sleep(0.05)
+            time.sleep(1.0)  # who must not go on would end now, too
+            kill(sides[1])
+        ended = sorted(folder.glob("ended-*"))
+        survived = [each.stem for each in ended] == ["ended-0", "ended-1"]
+        tales = [json.loads(each.read_text()) for each in ended]
+    stalls = []
+    for tale in tales:
+        usual = statistics.median([took for _, took in tale["steps"]])
+        stalls += [took - usual for began, took in tale["steps"] if began + took >= happened]
+    return {
+        "survived": survived and all(tale["kept"] for tale in tales),
+        "identical": survived and all(tale["identical"] for tale in tales),
+        "stall_s": max(stalls, default=None),
+    }
+
+
+def row(name: str, fault: str, trials: int, lost_s: float) -> dict[str, Any]:
+    random = Random(f"{name} {fault}")
+    all_of = [trial(name, fault, random, lost_s) for _ in range(trials)]
+    stalls = [each["stall_s"] for each in all_of if each["stall_s"] is not None]
+    return {
+        "fault": fault,
+        "algorithm": name,
+        "lost_s": lost_s,
+        "trials": trials,
+        "survived": sum(each["survived"] for each in all_of),
+        "replicas_identical": sum(each["identical"] for each in all_of),
+        "stall_s": {
+            "median": statistics.median(stalls) if stalls else None,
+            "max": max(stalls, default=None),
+        },
+    }
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--trials", type=int, default=20, help="of each row")
+    parser.add_argument("--lost-s", type=float, default=3.0, help="OFFBEAT_LOST_S")
+    parser.add_argument("--worker", nargs=3)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        name, folder, seconds = arguments.worker
+        train(name, Path(folder), float(seconds))
+        return
+    rows = []
+    for name in METHODS:
+        for fault in FAULTS:
+            rows.append(
+                told := row(
+                    name, fault, 1 if arguments.quick else arguments.trials, arguments.lost_s
+                )
+            )
+            print(json.dumps(told), flush=True)
+            write(arguments.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
