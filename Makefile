@@ -11,7 +11,7 @@ DEMO := sync lbbsp dropcompute:window_rounds=10 eager msync abs nonblocking \
         --task noisy --cluster mixed-4 --trials 6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-frameworks check format clean
+.PHONY: help demo test test-fast test-frameworks docs check format clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,10 @@ test-frameworks: $(READY)  ## install Lightning, Accelerate and transformers, an
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,frameworks]'
 	$(BIN)/python -m pytest -m frameworks
 
+docs: $(READY)  ## install mkdocs-material, and build the docs as a site, strictly: site/index.html
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/mkdocs build --strict
+
 check: $(READY)  ## lint, format, types, the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,4 +50,4 @@ format: $(READY)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove what make has made
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

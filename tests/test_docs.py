@@ -19,6 +19,7 @@ import offbeat
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "offbeat"
 README = (ROOT / "README.md").read_text()
+README_BYTES = 8_000  # what a newcomer reads before the first run; the rest is in docs/
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting_page.py
 FRAMEWORKS = {  # import what need not be installed
@@ -27,7 +28,7 @@ FRAMEWORKS = {  # import what need not be installed
 
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAGMENT = "<!-- fragment -->\n"
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # pictures, too
 PICTURE = re.compile(r'\b(?:src|srcset)="([^"\s]+)"')
 
 
@@ -72,13 +73,8 @@ def modules() -> list[ModuleType]:
     ]
 
 
-def section(title: str) -> str:
-    """The text under a heading of the README."""
-    found = re.search(
-        rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL
-    )
-    assert found, f"README.md has no section {title!r}"
-    return found[1]
+def text_of(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
 
 
 # --- code ----------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def test_the_code_of_a_page_runs(
 
 
 def test_the_pages_that_show_code_are_among_those_executed() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "docs/design.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/start.md"):
         assert python_blocks((ROOT / name).read_text()), name
 
 
@@ -115,6 +111,24 @@ def test_the_examples_in_docstrings_give_what_they_show() -> None:
         for example in finder.find(module):
             runner.run(example)
     assert runner.failures == 0
+
+
+# --- the README ----------------------------------------------------------------------------
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= README_BYTES, "what is looked up belongs into docs/"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, todo = set(), [ROOT / "README.md"]
+    while todo:
+        if (page := todo.pop()) not in reached:
+            reached.add(page)
+            links = LINK.findall(FENCE.sub("", page.read_text()))
+            files = ((page.parent / link.partition("#")[0]).resolve() for link in links)
+            todo += [file for file in files if file.suffix == ".md" and file.exists()]
+    assert set(PAGES) <= reached
 
 
 # --- what the pages name -------------------------------------------------------------------
@@ -141,11 +155,12 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_file_map_lists_exactly_the_files_that_there_are() -> None:
-    listing = next(match[2] for match in FENCE.finditer(section("Files")) if match[1] == "text")
+    listing = next(match[2] for match in FENCE.finditer(text_of("map.md")) if match[1] == "text")
     entries = re.findall(r"^  (\S+) +(\S.*)$", listing, re.MULTILINE)
     listed = [path for path, _ in entries]
     assert len(listed) == len(set(listed)), "a file is listed twice"
-    assert set(listed) == set(files_of_the_package())
+    there = set(files_of_the_package())
+    assert set(listed) == there, f"docs/map.md: {set(listed) ^ there}"
 
 
 def files_of_the_package() -> Iterator[str]:
@@ -169,7 +184,7 @@ def test_every_dependency_has_its_reason() -> None:
     ]
     names = {re.split(r"[^\w.-]", requirement)[0] for requirement in needed}
     reasons = dict(
-        re.findall(r"^\| `([\w.-]+)` \| (\S.*) \|$", section("Dependencies"), re.MULTILINE)
+        re.findall(r"^\| `([\w.-]+)` \| (\S.*) \|$", text_of("dependencies.md"), re.MULTILINE)
     )
     assert set(reasons) == names
 
@@ -181,7 +196,9 @@ def test_every_public_name_is_on_a_page(name: str) -> None:
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\]\((\S+)\) \| here \|$", README, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|.*\]\(\.\./(\S+)\) \|$", text_of("algorithms.md"), re.MULTILINE
+    )
     there = {
         name: f"src/{vars(offbeat)[name].__module__.replace('.', '/')}.py"
         for name in offbeat.__all__

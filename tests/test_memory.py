@@ -1,4 +1,4 @@
-"""The README's table of gradient-sized buffers, row by row: the most that a worker ever has."""
+"""The table of gradient-sized buffers in docs/behaviour.md, row by row: the most that there are."""
 
 from __future__ import annotations
 
