@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins import FSDPPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -188,6 +189,7 @@ def refusals(folder: str) -> dict[str, str]:
     cases: dict[str, tuple[type[Net], dict[str, Any]]] = {
         "value": (Net, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}),
         "batchnorm": (Net, {"sync_batchnorm": True}),
+        "plugin": (Net, {"plugins": [FSDPPrecision("bf16-true")]}),
         "two": (_TwoOptimizers, {}),
         "strange": (_Strange, {}),
         "saves": (Net, by_steps),

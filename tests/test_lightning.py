@@ -91,6 +91,8 @@ def test_settings_that_do_not_fit_are_refused_with_what_to_change() -> None:
         OffbeatStrategy(find_unused_parameters=True)
     with pytest.raises(TypeError, match="clip_norm is Lightning's to say"):
         OffbeatStrategy(clip_norm=1.0)
+    with pytest.raises(TypeError, match="survive is not for Lightning"):
+        OffbeatStrategy(survive=True)
     with pytest.raises(TypeError, match="algorithm must be an offbeat algorithm"):
         OffbeatStrategy("eager")  # type: ignore[arg-type]
 
@@ -101,6 +103,7 @@ def test_runs_that_do_not_fit_are_refused_with_what_to_change(
     for told in framework_workers(runs.refusals, str(tmp_path)):
         assert "clipped by norm only: leave out gradient_clip_algorithm" in told["value"]
         assert "sync_batchnorm has all workers wait" in told["batchnorm"]
+        assert "FSDPPrecision belongs to a strategy that shards the model" in told["plugin"]
         assert "has returned 2: join them into one" in told["two"]
         assert "2 of the optimizer's 2 parameters are not the model's" in told["strange"]
         assert "ModelCheckpoint(every_n_train_steps=...) has all of them meet" in told["saves"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ pytest.importorskip("accelerate")
 import transformers_runs as runs
 
 import offbeat
+from offbeat.integrations import common
 
 pytestmark = [pytest.mark.real, pytest.mark.frameworks]
 Run = Callable[..., list[Any]]
@@ -50,6 +55,25 @@ def test_the_trainer_with_sync_sgd_is_ddp(
         assert ours["steps"] == ddp["steps"]
 
 
+@pytest.mark.parametrize("settings", [{"gradient_accumulation_steps": 4, "max_grad_norm": 0.3}, {}])
+def test_with_adamw_only_what_has_no_gradient_is_apart_from_ddp(
+    settings: dict[str, Any], tmp_path: Path, framework_workers: Run
+) -> None:
+    """A bias of the keys changes no attention: its gradient is zero, up to rounding.
+
+    The Trainer divides by the tokens of all workers before it adds, we do after: the last bit of a
+    gradient is another. Adam divides by the gradient's own size, and where that is rounding alone
+    it makes steps of it: up to the learning rate, to no effect.
+    """
+    settings = {"optim": "adamw_torch", "learning_rate": 1e-3, **settings}
+    for ddp, ours in framework_workers(runs.trained, str(tmp_path), settings):
+        keys = ddp["names"].index("transformer.h.0.attn.c_attn.bias")
+        for end in (ddp, ours):
+            end["parameters"][keys].chunk(3)[1].zero_()
+        assert apart(ddp["parameters"], ours["parameters"]) < 1e-6
+        assert ours["eval"] == pytest.approx(ddp["eval"], abs=1e-6)
+
+
 def test_the_trainer_resumes_to_the_bit(tmp_path: Path, framework_workers: Run) -> None:
     for ended in framework_workers(runs.resumed, str(tmp_path), offbeat.SyncSGD()):
         assert apart(ended["whole"]["parameters"], ended["rest"]["parameters"]) == 0.0
@@ -69,7 +93,10 @@ def test_set_ups_that_do_not_fit_are_refused_with_what_to_change(
     tmp_path: Path, framework_workers: Run
 ) -> None:
     for told in framework_workers(runs.refusals, str(tmp_path)):
-        assert "accelerate launch has --use_fsdp, and" in told["launched"]
+        assert "accelerate launch has --use_fsdp, or Accelerator a fsdp_plugin" in told["launched"]
+        assert "or Accelerator a fsdp_plugin, and offbeat averages whole models" in told["plugin"]
+        assert "leave it out, or run `accelerate config` anew without it" in told["fsdp"]
+        assert "accelerate launch has --use_parallelism_config, or" in told["parallel"]
         assert "DistributedDataParallelKwargs, and DDP is not used" in told["kwargs"]
         assert "dispatch_batches has worker 0 hand out every batch" in told["dispatch"]
         assert "4 of the optimizer's 4 parameters are not the model's" in told["strange"]
@@ -77,3 +104,34 @@ def test_set_ups_that_do_not_fit_are_refused_with_what_to_change(
         assert "ddp_find_unused_parameters and ddp_bucket_cap_mb" in told["unused"]
         assert "algorithm must be an offbeat algorithm" in told["algorithm"]
         assert "clip_norm is the Trainer's to say" in told["clip"]
+
+
+@pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers"])
+def test_an_integration_refuses_a_version_that_it_was_not_made_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name)
+    module = f"offbeat.integrations.{name}"
+    monkeypatch.setattr(common.metadata, "version", lambda package: "99.0.1")
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    wanted = common.TRIED[name]
+    words = rf"{module} was made for {name} {wanted}, and this is 99.0.1: pip install '{name}=="
+    with pytest.raises(ImportError, match=words):
+        importlib.import_module(module)
+
+
+def test_accelerate_launch_with_a_flag_that_does_not_fit_says_what_to_leave_out(
+    tmp_path: Path,
+) -> None:
+    example = Path(__file__).parents[1] / "examples/04_accelerate.py"
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--use_fsdp"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(example)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)},
+        text=True,
+        capture_output=True,
+        timeout=110,
+    )
+    assert done.returncode != 0
+    assert "accelerate launch has --use_fsdp, or Accelerator a fsdp_plugin" in done.stderr

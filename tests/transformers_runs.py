@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
+from accelerate import (
+    Accelerator,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+)
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -102,6 +107,7 @@ def _end(trainer: Any) -> dict[str, Any]:
     logs = [row for row in trainer.state.log_history if "loss" in row]
     return {
         "parameters": [each.detach().clone() for each in trainer.model.parameters()],
+        "names": [name for name, _ in trainer.model.named_parameters()],
         "losses": [row["loss"] for row in logs],
         "rates": [row["learning_rate"] for row in logs],
         "steps": trainer.state.global_step,
@@ -218,11 +224,15 @@ def refusals(folder: str) -> dict[str, str]:
                 del os.environ[each]
 
     def prepared(
-        *handlers: Any, strange: bool = False, wrapped: bool = False, **settings: Any
+        *handlers: Any, converted: bool = False, wrapped: bool = False, **settings: Any
     ) -> None:
         accelerator = Accelerator(cpu=True, kwargs_handlers=[*handlers], **settings)
         model: Any = _Net()
-        optimizer = torch.optim.SGD((_Net() if strange else model).parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if converted:  # into new parameters, as a move to an XLA device makes them
+            torch.__future__.set_overwrite_module_params_on_conversion(True)
+            model = model.double()
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
         if wrapped:
             model, optimizer = accelerator.prepare(model, optimizer)
         prepare(accelerator, model, optimizer)
@@ -231,10 +241,14 @@ def refusals(folder: str) -> dict[str, str]:
         OffbeatTrainer(gpt(), arguments(folder, **settings), **(ours or {}))
 
     dispatching = DataLoaderConfiguration(dispatch_batches=True)
+    sharding = FullyShardedDataParallelPlugin()
     refused("launched", prepared, ACCELERATE_USE_FSDP="true")
+    refused("parallel", prepared, ACCELERATE_USE_PARALLELISM_CONFIG="true")
+    refused("plugin", lambda: prepared(fsdp_plugin=sharding), ACCELERATE_USE_FSDP="false")
+    refused("fsdp", lambda: trainer(fsdp="full_shard"), ACCELERATE_USE_FSDP="false")
     refused("kwargs", lambda: prepared(DistributedDataParallelKwargs()))
     refused("dispatch", lambda: prepared(dataloader_config=dispatching))
-    refused("strange", lambda: prepared(strange=True))
+    refused("strange", lambda: prepared(converted=True))
     refused("wrapped", lambda: prepared(wrapped=True))
     refused("unused", lambda: trainer(ddp_find_unused_parameters=True))
     refused("algorithm", lambda: trainer(ours={"algorithm": "eager"}))

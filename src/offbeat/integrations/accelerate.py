@@ -40,9 +40,10 @@ check_version("accelerate", [(Accelerator, "prepare_model"), (Accelerator, "prep
 
 _ALONE = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
 _LAUNCHED = {
-    "ACCELERATE_USE_FSDP": "--use_fsdp",
-    "ACCELERATE_USE_DEEPSPEED": "--use_deepspeed",
-    "ACCELERATE_USE_MEGATRON_LM": "--use_megatron_lm",
+    "ACCELERATE_USE_FSDP": ("--use_fsdp", "fsdp_plugin"),
+    "ACCELERATE_USE_DEEPSPEED": ("--use_deepspeed", "deepspeed_plugin"),
+    "ACCELERATE_USE_MEGATRON_LM": ("--use_megatron_lm", "megatron_lm_plugin"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("--use_parallelism_config", "parallelism_config"),
 }
 
 
@@ -77,11 +78,10 @@ def prepare(
 def check(accelerator: Any) -> None:
     """Raise ValueError where Accelerate itself would reduce, shard or hand out batches."""
     kind = accelerator.distributed_type.name
-    asked = [flag for name, flag in _LAUNCHED.items() if _is_set(name)]
-    if asked:
+    for flag, plugin in (both for name, both in _LAUNCHED.items() if _is_set(name)):
         raise ValueError(
-            f"accelerate launch has {asked[0]}, and offbeat averages whole models: leave it out, "
-            "or run `accelerate config` anew without it"
+            f"accelerate launch has {flag}, or Accelerator a {plugin}, and offbeat averages whole "
+            "models: leave it out, or run `accelerate config` anew without it"
         )
     if kind not in _ALONE:
         raise ValueError(

@@ -72,6 +72,16 @@ def check_holds(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_plugin(plugin: object) -> None:
+    """Raise ValueError for a plugin of Lightning's that belongs to a strategy which shards."""
+    kind = type(plugin).__name__
+    if kind.startswith(("FSDP", "DeepSpeed")):
+        raise ValueError(
+            f"{kind} belongs to a strategy that shards the model, and offbeat averages whole ones: "
+            "leave out that plugin, and say Trainer(precision=...)"
+        )
+
+
 def leave(dp: Attachment | None, error: BaseException | None = None) -> None:
     """End an attachment, and let its optimizer be an ordinary one."""
     if dp is None or dp.closed:

@@ -46,6 +46,7 @@ from offbeat.data import Deal
 from offbeat.integrations.common import (
     Dealt,
     check_holds,
+    check_plugin,
     check_version,
     chosen,
     copied,
@@ -80,8 +81,9 @@ _LIGHTNING = (
 _KEY = "offbeat"
 _NO_DDP = "DistributedDataParallel, FSDP and DeepSpeed are not used beneath it; leave that out"
 _SAY = {
-    "clip_norm": "Trainer(gradient_clip_val=...)",
-    "scheduler": "return it from configure_optimizers()",
+    "clip_norm": "clip_norm is Lightning's to say: Trainer(gradient_clip_val=...)",
+    "scheduler": "scheduler is Lightning's to say: return it from configure_optimizers()",
+    "survive": "survive is not for Lightning, which itself needs every worker: leave it out",
 }
 
 
@@ -94,8 +96,8 @@ class OffbeatStrategy(DDPStrategy):
         `algorithm` is `SyncSGD()` if None, as in `offbeat.attach`.
         """
         for name in settings:
-            if name in ("clip_norm", "scheduler"):
-                raise TypeError(f"{name} is Lightning's to say: {_SAY[name]}")
+            if name in _SAY:
+                raise TypeError(_SAY[name])
             if name not in (*_ATTACH, *_LIGHTNING):
                 raise TypeError(f"OffbeatStrategy has no {name}: {_NO_DDP}")
         super().__init__(**{name: settings.pop(name) for name in _LIGHTNING if name in settings})
@@ -126,6 +128,7 @@ class OffbeatStrategy(DDPStrategy):
         """Wrap nothing."""
 
     def _check(self, trainer: Any) -> None:
+        check_plugin(self.precision_plugin)
         if trainer.gradient_clip_val and str(trainer.gradient_clip_algorithm or "norm") != "norm":
             raise ValueError(
                 "the mean gradient can be clipped by norm only: leave out "
@@ -347,9 +350,5 @@ for _name, _algorithm in (
     ("offbeat_waitfree", WaitFreeLocalSGD()),
 ):
     StrategyRegistry.register(
-        _name,
-        OffbeatStrategy,
-        description=f"offbeat.{_algorithm!r}",
-        override=True,
-        algorithm=_algorithm,
+        _name, OffbeatStrategy, f"offbeat.{_algorithm!r}", override=True, algorithm=_algorithm
     )
