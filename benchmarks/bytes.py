@@ -1,10 +1,8 @@
 """Step time of every codec over DistributedDataParallel's, on a link that is really slow.
 
 Four ranks, two in each of two network namespaces, joined by one virtual cable whose rate `tbf`
-limits in both directions: the all-reduce of a model of 10 million parameters has to pass it. The
-namespaces are made by this script, and removed at its end; that takes root, `ip` and `tc`, and the
-script says so where it cannot. Ranks of one namespace talk without a limit. Nothing leaves the
-machine.
+limits in both directions (cable.py; it takes root): the all-reduce of a model of 10 million
+parameters has to pass it. Ranks of one namespace talk without a limit.
 
 Beside offbeat's codecs, under `SyncSGD`: DDP as it is, with its `fp16_compress_hook`, and with its
 PowerSGD hook (rank 2). All live in the same four processes and take turns: in a lap each makes one
@@ -20,6 +18,10 @@ PowerSGD has all gradients in one bucket here. With several, each issues its sec
 all-reduce when its first has ended, so in an order that differs between ranks; Gloo pairs them by
 their order, and ends with an error ("op.preamble.length <= op.nbytes").
 
+Where a codec begins to pay is found by smaller models too: the bandwidth at which a step with it
+lasts as long as one without, between two links of which one is faster with and one without it; step
+times are taken to be linear in seconds a byte there.
+
     python benchmarks/bytes.py [--quick] [--json FILE] [--links unlimited,1gbit] [--links 100mbit]
                                [--parameters 10000000] [--only NAME,...]
 
@@ -28,21 +30,19 @@ Settings, fixed before the first results: LAPS, MORE_LAPS, WARM_UP, by link.
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
+import math
 import random
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cable
 import common
 import torch
 import torch.distributed as dist
@@ -56,6 +56,7 @@ RANKS = 4
 SAMPLES = 8
 WARM_UP = 4
 """Steps of each contestant; PowerSGD begins with the third."""
+MBITS = {"100mbit": 100.0, "1gbit": 1000.0, "unlimited": math.inf}
 LAPS = {"100mbit": 4, "1gbit": 12, "unlimited": 20}
 MORE_LAPS = {"unlimited": 40}
 """Of those that "auto" is compared with, and itself."""
@@ -74,109 +75,10 @@ CODECS: dict[str, Any] = {
     "auto": "auto",
 }
 CONTESTANTS = ["ddp", "ddp_fp16", "ddp_powersgd", *CODECS]
-TOO_SLOW_FOR_AUTO = ("100mbit",)
+TOO_SLOW_FOR_AUTO = ("100mbit", 10_000_000)
 """Its tries alone would take half a minute."""
 
 Seconds = dict[str, list[float]]
-
-
-# --- the link ----------------------------------------------------------------------------------
-
-
-class Cable:
-    """What joins two namespaces: of each, its name, interface and address."""
-
-    def __init__(self) -> None:
-        mark = os.getpid() % 100_000
-        self.ends = [
-            (f"offbeat-{mark}-{side}", f"ob{mark}{side}", f"10.231.7.{side}") for side in (1, 2)
-        ]
-        self._limited = False
-
-    def lay(self) -> None:
-        for name, _, _ in self.ends:
-            _run("ip", "netns", "add", name)
-        (one, cable, _), (other, end, _) = self.ends
-        both = ("ip", "link", "add", cable, "netns", one, "type", "veth")
-        _run(*both, "peer", "name", end, "netns", other)
-        for name, interface, address in self.ends:
-            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
-            for each in (interface, "lo"):
-                _run("ip", "-n", name, "link", "set", each, "up")
-
-    def limit(self, link: str) -> None:
-        """Let so much pass from now on, in each direction."""
-        for name, interface, _ in self.ends:
-            qdisc = ("tc", "-n", name, "qdisc")
-            if link != "unlimited":
-                rate = ("tbf", "rate", link, "burst", "512kb", "limit", "8mb")
-                _run(*qdisc, "replace", "dev", interface, "root", *rate)
-            elif self._limited:
-                _run(*qdisc, "del", "dev", interface, "root")
-        self._limited = link != "unlimited"
-
-    def remove(self) -> None:
-        for name, _, _ in self.ends:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-@contextmanager
-def cable() -> Iterator[Cable]:
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        raise SystemExit("cannot make a slow link here: it takes root, ip and tc")
-    made = Cable()
-    try:
-        made.lay()
-        yield made
-    finally:
-        made.remove()
-
-
-def _run(*command: str) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", "") or error
-        raise SystemExit(
-            f"cannot make a slow link here: {' '.join(command)}: {str(why).strip()}. "
-            "It takes root, and network namespaces"
-        ) from None
-
-
-def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run four ranks, and limit the link whenever rank 0 asks for it; what they have measured."""
-    with cable() as joins, tempfile.TemporaryDirectory() as folder:
-        ranks = [_started(joins, rank, job, folder) for rank in range(RANKS)]
-        try:
-            while any(each.poll() is None for each in ranks):
-                if ended := [each.returncode for each in ranks if each.poll()]:
-                    raise SystemExit(f"a rank ended with {ended[0]}")
-                for asked in Path(folder).glob("limit-*"):
-                    joins.limit(asked.name.removeprefix("limit-"))
-                    asked.unlink()
-                time.sleep(0.02)
-        finally:
-            for each in ranks:
-                each.kill()
-                each.wait()
-        found: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
-        return found
-
-
-def _started(joins: Cable, rank: int, job: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
-    name, interface, _ = joins.ends[rank * 2 // RANKS]
-    variables = {
-        **os.environ,
-        **common.STEADY,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": joins.ends[0][2],
-        "MASTER_PORT": "29511",
-        "GLOO_SOCKET_IFNAME": interface,
-        "OMP_NUM_THREADS": "1",
-    }
-    command = ["ip", "netns", "exec", name, sys.executable, __file__, "--worker"]
-    return subprocess.Popen([*command, json.dumps(job), folder], env=variables)
 
 
 # --- one rank ----------------------------------------------------------------------------------
@@ -276,7 +178,7 @@ def worker(job: dict[str, Any], folder: Path) -> None:
             each.step()
     rows = []
     for number, link in enumerate(job["links"]):
-        _ask(folder / f"limit-{link}")
+        cable.limit_to(link, folder)
         row: dict[str, Any] = {"link": link}
         if auto is not None:
             steps, settled_s = settled(auto, again=number > 0)
@@ -296,16 +198,6 @@ def worker(job: dict[str, Any], folder: Path) -> None:
         (folder / "result.json").write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _ask(request: Path) -> None:
-    """Rank 0 asks for another limit, and all wait for it."""
-    dist.barrier()
-    if dist.get_rank() == 0:
-        request.touch()
-        while request.exists():
-            time.sleep(0.02)
-    dist.barrier()
 
 
 # --- the figures -------------------------------------------------------------------------------
@@ -333,6 +225,25 @@ def figures(parameters: int, row: dict[str, Any]) -> dict[str, Any]:
     return found | {"step_s": rounded}
 
 
+def break_even(rows: Sequence[dict[str, Any]]) -> dict[str, float | str]:
+    """By codec, of one model: the Mbit/s at which it takes as long as none."""
+    found: dict[str, float | str] = {}
+    inverse = sorted((1 / MBITS[row["link"]], row["step_s"]) for row in rows)
+    for name in CODECS:
+        gains = [
+            (each, statistics.median(step_s["none"]) - statistics.median(step_s[name]))
+            for each, step_s in inverse
+            if name in step_s and name not in ("none", "auto")
+        ]
+        if not gains:
+            continue
+        found[name] = "none of these" if gains[-1][1] <= 0 else "all of these"
+        for (fast, loss), (slow, gain) in itertools.pairwise(gains):
+            if loss <= 0 < gain:
+                found[name] = round(1 / (fast + (slow - fast) * -loss / (gain - loss)))
+    return found
+
+
 def main() -> None:
     parser = common.options("Step time of codecs over DDP's, on a slow link.")
     parser.add_argument("--links", default="unlimited,1gbit,100mbit")
@@ -347,7 +258,7 @@ def main() -> None:
     links = options.links.split(",")
     names = options.only.split(",") if options.only else list(CONTESTANTS)
     names = ["ddp", *(name for name in names if name != "ddp")]
-    if not options.only and any(link in TOO_SLOW_FOR_AUTO for link in links):
+    if not options.only and TOO_SLOW_FOR_AUTO in [(link, options.parameters) for link in links]:
         names.remove("auto")
     part = 2 if options.quick else 1
     job = {
@@ -358,11 +269,17 @@ def main() -> None:
         "more_laps": {link: count // part for link, count in MORE_LAPS.items()},
     }
     rows = {(each["link"], each["parameters"]): each for each in common.held(options.json)}
-    for row in measure(job):
+    command = (sys.executable, __file__, "--worker", json.dumps(job))
+    for row in cable.run_ranks(RANKS, *command):
         found = figures(options.parameters, row)
         rows[found["link"], found["parameters"]] = found
         print(row["link"], json.dumps(found["speed_over_ddp"], indent=1))
-    common.write(options.json, {"rows": list(rows.values())})
+    pays = {
+        size: break_even([row for row in rows.values() if row["parameters"] == size])
+        for size in sorted({size for _, size in rows})
+    }
+    print("a codec pays below, Mbit/s:", json.dumps(pays, indent=1))
+    common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})
 
 
 if __name__ == "__main__":
