@@ -54,10 +54,10 @@ import offbeat
 
 RANKS = 4
 SAMPLES = 8
-WARM_UP = 4
+WARM_UP = 3
 """Steps of each contestant; PowerSGD begins with the third."""
 MBITS = {"100mbit": 100.0, "1gbit": 1000.0, "unlimited": math.inf}
-LAPS = {"100mbit": 4, "1gbit": 12, "unlimited": 20}
+LAPS = {"100mbit": 3, "1gbit": 12, "unlimited": 20}
 MORE_LAPS = {"unlimited": 40}
 """Of those that "auto" is compared with, and itself."""
 SETTLES = 60
@@ -192,10 +192,11 @@ def worker(job: dict[str, Any], folder: Path) -> None:
         if dist.get_rank() == 0:
             medians = {name: round(statistics.median(each), 4) for name, each in step_s.items()}
             print(link, json.dumps(medians), flush=True)
-    for each in contestants:
-        each.close()
     if dist.get_rank() == 0:
         (folder / "result.json").write_text(json.dumps(rows))
+    cable.limit_to("unlimited", folder)
+    for each in contestants:
+        each.close()
     dist.barrier()
     dist.destroy_process_group()
 
