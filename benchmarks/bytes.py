@@ -57,8 +57,8 @@ SAMPLES = 8
 WARM_UP = 3
 """Steps of each contestant; PowerSGD begins with the third."""
 MBITS = {"100mbit": 100.0, "1gbit": 1000.0, "unlimited": math.inf}
-LAPS = {"100mbit": 3, "1gbit": 12, "unlimited": 20}
-MORE_LAPS = {"unlimited": 40}
+LAPS = {"100mbit": 3, "1gbit": 8, "unlimited": 12}
+MORE_LAPS = {"unlimited": 30}
 """Of those that "auto" is compared with, and itself."""
 SETTLES = 60
 """Steps within which "auto" decides; else the run fails."""
@@ -176,7 +176,6 @@ def worker(job: dict[str, Any], folder: Path) -> None:
     for each in contestants:
         for _ in range(WARM_UP if each is not auto else 0):
             each.step()
-    rows = []
     for number, link in enumerate(job["links"]):
         cable.limit_to(link, folder)
         row: dict[str, Any] = {"link": link}
@@ -188,12 +187,10 @@ def worker(job: dict[str, Any], folder: Path) -> None:
             few = [each for each in contestants if each.name in ("ddp", "none", "auto")]
             for name, taken in laps(few, count, more).items():
                 step_s[name] += taken
-        rows.append(row | {"step_s": step_s})
         if dist.get_rank() == 0:
+            cable.tell(row | {"step_s": step_s}, folder)
             medians = {name: round(statistics.median(each), 4) for name, each in step_s.items()}
             print(link, json.dumps(medians), flush=True)
-    if dist.get_rank() == 0:
-        (folder / "result.json").write_text(json.dumps(rows))
     cable.limit_to("unlimited", folder)
     for each in contestants:
         each.close()
@@ -274,13 +271,13 @@ def main() -> None:
     for row in cable.run_ranks(RANKS, *command):
         found = figures(options.parameters, row)
         rows[found["link"], found["parameters"]] = found
-        print(row["link"], json.dumps(found["speed_over_ddp"], indent=1))
-    pays = {
-        size: break_even([row for row in rows.values() if row["parameters"] == size])
-        for size in sorted({size for _, size in rows})
-    }
-    print("a codec pays below, Mbit/s:", json.dumps(pays, indent=1))
-    common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})
+        print(row["link"], json.dumps(found["speed_over_ddp"]))
+        pays = {
+            size: break_even([row for row in rows.values() if row["parameters"] == size])
+            for size in sorted({size for _, size in rows})
+        }
+        print("a codec pays below, Mbit/s:", json.dumps(pays))
+        common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})
 
 
 if __name__ == "__main__":

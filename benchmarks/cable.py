@@ -82,15 +82,16 @@ def _run(*command: str) -> None:
         ) from None
 
 
-def run_ranks(count: int, *command: str) -> Any:
+def run_ranks(count: int, *command: str) -> Iterator[Any]:
     """Run so many ranks, half of them at each end, and limit the link whenever rank 0 asks for it.
 
-    Each gets the command, and a folder. Returns what rank 0 has written into its result.json.
+    Each gets the command, and a folder. Yields what rank 0 tells, when it does.
     """
     with cable() as joins, tempfile.TemporaryDirectory() as folder:
         ranks = [_started(joins, rank, count, [*command, folder]) for rank in range(count)]
         try:
             while any(each.poll() is None for each in ranks):
+                yield from _told(Path(folder))
                 if ended := [each.returncode for each in ranks if each.poll()]:
                     raise SystemExit(f"a rank ended with {ended[0]}")
                 for asked in Path(folder).glob("limit-*"):
@@ -101,7 +102,19 @@ def run_ranks(count: int, *command: str) -> Any:
             for each in ranks:
                 each.kill()
                 each.wait()
-        return json.loads((Path(folder) / "result.json").read_text())
+        yield from _told(Path(folder))
+
+
+def tell(row: Any, folder: Path) -> None:
+    """Tell whoever has started the ranks; one row after the other."""
+    (part := folder / "row.part").write_text(json.dumps(row))
+    part.rename(folder / "row.json")
+
+
+def _told(folder: Path) -> Iterator[Any]:
+    if (row := folder / "row.json").exists():
+        yield json.loads(row.read_text())
+        row.unlink()
 
 
 def _started(joins: Cable, rank: int, count: int, command: list[str]) -> subprocess.Popen[bytes]:
