@@ -1,40 +1,48 @@
 """Step time of every codec over DistributedDataParallel's, on a link that is really slow.
 
 Four ranks, two in each of two network namespaces, joined by one virtual cable whose rate `tbf`
-limits in both directions: the all-reduce of a model of 10 million parameters has to pass it. The
-namespaces are made by this script, and removed at its end; that takes root, `ip` and `tc`, and the
-script says so where it cannot. Ranks of one namespace talk without a limit. Nothing leaves the
-machine.
+limits in both directions (cable.py; it takes root): the all-reduce of a model of 10 million
+parameters has to pass it. Ranks of one namespace talk without a limit.
 
 Beside offbeat's codecs, under `SyncSGD`: DDP as it is, with its `fp16_compress_hook`, and with its
-PowerSGD hook (rank 2), if asked for by `--only`: that one ended with an error of Gloo's in both
-runs in which it took part, so it is left out otherwise. All live in the same four processes, one
-after another; plain DDP goes first and last. What counts is the median step time of DDP's two runs
-over the median of the contestant, as rank 0 measures them. "auto" is measured from its first
-step on, and again after its decision. A step is forward, backward and update of 8 samples.
+PowerSGD hook (rank 2). All live in the same four processes and take turns: in a lap each makes one
+step, in an order that changes from lap to lap. A step is forward, backward and update of 8 samples;
+it lasts until the last rank has ended it. What counts is DDP's step time over the contestant's of
+the same lap: the median over laps, with quartiles. All warm up before the link is limited.
 
-    python benchmarks/bytes.py [--quick] [--json FILE] [--links 100mbit,1gbit,unlimited]
-                               [--only NAME,...]
+"auto" then makes steps by itself until it has decided, on the first link and again on each further
+one, which is in the figures; so its laps are those of what it has chosen. They are compared with
+those without a codec as well, and on the link without a limit the three of them make more laps.
 
-Settings, fixed before the first results: STEPS measured after WARM_UP, by link.
+PowerSGD has all gradients in one bucket here. With several, each issues its second and third
+all-reduce when its first has ended, so in an order that differs between ranks; Gloo pairs them by
+their order, and ends with an error ("op.preamble.length <= op.nbytes").
+
+Where a codec begins to pay is found by smaller models too: the bandwidth at which a step with it
+lasts as long as one without, between two links of which one is faster with and one without it; step
+times are taken to be linear in seconds a byte there.
+
+    python benchmarks/bytes.py [--quick] [--json FILE] [--links unlimited,1gbit] [--links 100mbit]
+                               [--parameters 10000000] [--only NAME,...]
+
+Settings, fixed before the first results: LAPS, MORE_LAPS, WARM_UP, by link.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import shutil
+import math
+import random
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cable
 import common
 import torch
 import torch.distributed as dist
@@ -47,9 +55,15 @@ import offbeat
 RANKS = 4
 SAMPLES = 8
 WARM_UP = 3
-STEPS = {"100mbit": 3, "1gbit": 10, "unlimited": 20}
-AUTO_STEPS = 60
-"""From its first step on; it tries both for ten of them."""
+"""Steps of each contestant; PowerSGD begins with the third."""
+MBITS = {"100mbit": 100.0, "1gbit": 1000.0, "unlimited": math.inf}
+LAPS = {"100mbit": 3, "1gbit": 8, "unlimited": 12}
+MORE_LAPS = {"unlimited": 30}
+"""Of those that "auto" is compared with, and itself."""
+SETTLES = 60
+"""Steps within which "auto" decides; else the run fails."""
+WIDTHS = {10_000_000: 1536, 1_000_000: 440, 100_000: 106}
+"""Of the model, by its number of parameters."""
 CODECS: dict[str, Any] = {
     "none": None,
     "bfloat16": offbeat.Half(),
@@ -58,201 +72,212 @@ CODECS: dict[str, Any] = {
     "int4": offbeat.Int4(),
     "global_qsgd_standard": offbeat.GlobalQSGD(),
     "global_qsgd_exponential": offbeat.GlobalQSGD("exponential"),
+    "auto": "auto",
 }
-CONTESTANTS = ["ddp", "ddp_fp16", *CODECS]
-SERVED_BY_AUTO = ("1gbit", "unlimited")
-"""Links on which "auto" is measured: on the slowest, its tries alone would take minutes."""
+CONTESTANTS = ["ddp", "ddp_fp16", "ddp_powersgd", *CODECS]
+TOO_SLOW_FOR_AUTO = ("100mbit", 10_000_000)
+"""Its tries alone would take half a minute."""
 
-
-# --- the link ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def namespaces(link: str) -> Iterator[list[tuple[str, str, str]]]:
-    """Two namespaces and a cable between them: of each, its name, interface and address."""
-    mark = os.getpid() % 100_000
-    sides = [(f"offbeat-{mark}-{side}", f"ob{mark}{side}", f"10.231.7.{side}") for side in (1, 2)]
-    try:
-        for name, _, _ in sides:
-            _run("ip", "netns", "add", name)
-        (one, cable, _), (other, end, _) = sides
-        ends = ("ip", "link", "add", cable, "netns", one, "type", "veth")
-        _run(*ends, "peer", "name", end, "netns", other)
-        for name, interface, address in sides:
-            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
-            for each in (interface, "lo"):
-                _run("ip", "-n", name, "link", "set", each, "up")
-            if link != "unlimited":
-                limit = ("rate", link, "burst", "512kb", "limit", "8mb")
-                _run("tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *limit)
-        yield sides
-    finally:
-        for name, _, _ in sides:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-def _run(*command: str) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", "") or error
-        raise SystemExit(
-            f"cannot make a slow link here: {' '.join(command)}: {str(why).strip()}. "
-            "It takes root, and network namespaces"
-        ) from None
-
-
-def measure(link: str, names: list[str], quick: bool) -> dict[str, Any]:
-    """Run four ranks over such a link; what rank 0 has measured."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        raise SystemExit("cannot make a slow link here: it takes root, ip and tc")
-    with namespaces(link) as sides, tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        ranks = []
-        for rank in range(RANKS):
-            name, interface, _ = sides[rank * 2 // RANKS]
-            variables = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": sides[0][2],
-                "MASTER_PORT": "29511",
-                "GLOO_SOCKET_IFNAME": interface,
-                "OMP_NUM_THREADS": "1",
-            }
-            command = ["ip", "netns", "exec", name, sys.executable, __file__, "--worker"]
-            command += [link, ",".join(names), str(int(quick)), str(result)]
-            ranks.append(subprocess.Popen(command, env=variables))
-        try:
-            for each in ranks:
-                if each.wait() != 0:
-                    raise SystemExit(f"a rank ended with {each.returncode}")
-        finally:
-            for each in ranks:
-                each.kill()
-                each.wait()
-        row: dict[str, Any] = json.loads(result.read_text())
-        return row
+Seconds = dict[str, list[float]]
 
 
 # --- one rank ----------------------------------------------------------------------------------
 
 
-def net() -> nn.Module:
-    """10 million parameters."""
+def net(parameters: int) -> nn.Module:
     torch.manual_seed(0)
-    layers: list[nn.Module] = [nn.Linear(512, 1536), nn.ReLU()]
+    width = WIDTHS[parameters]
+    layers: list[nn.Module] = [nn.Linear(512, width), nn.ReLU()]
     for _ in range(3):
-        layers += [nn.Linear(1536, 1536), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(1536, 1408), nn.Linear(1408, 10))
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    last = width * 11 // 12
+    return nn.Sequential(*layers, nn.Linear(width, last), nn.Linear(last, 10))
 
 
-def stepper(model: nn.Module) -> tuple[torch.optim.Optimizer, Callable[[], None]]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, y = torch.randn(SAMPLES, 512), torch.randint(0, 10, (SAMPLES,))
+class Contestant:
+    """A model, its optimizer and what synchronises it."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    def __init__(self, name: str, parameters: int) -> None:
+        self.name = name
+        model = net(parameters)
+        torch.manual_seed(dist.get_rank())
+        self._x, self._y = torch.randn(SAMPLES, 512), torch.randint(0, 10, (SAMPLES,))
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self._dp: offbeat.Attachment | None = None
+        if name.startswith("ddp"):
+            self._model: nn.Module = _ddp(name, model)
+        else:
+            self._model = model
+            self._dp = offbeat.attach(model, self._optimizer, codec=CODECS[name])
 
-    return optimizer, step
+    def step(self) -> None:
+        self._optimizer.zero_grad()
+        nn.functional.cross_entropy(self._model(self._x), self._y).backward()
+        self._optimizer.step()
+
+    @property
+    def codes(self) -> bool | None:
+        """Whether an "auto" has decided to; None while it tries."""
+        assert self._dp is not None
+        return self._dp._replica.coder.pays  # type: ignore[union-attr, no-any-return]
+
+    def close(self) -> None:
+        if self._dp is not None:
+            self._dp.close()
 
 
-def timed(step: Callable[[], None], steps: int, warm_up: int = WARM_UP) -> list[float]:
-    for _ in range(warm_up):
-        step()
-    taken = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - began)
-    return taken
-
-
-def of_ddp(kind: str, steps: int) -> list[float]:
-    model = DistributedDataParallel(net())
-    if kind == "ddp_fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if kind == "ddp_powersgd":
+def _ddp(name: str, model: nn.Module) -> nn.Module:
+    if name == "ddp_powersgd":
+        ddp = DistributedDataParallel(model, bucket_cap_mb=1000)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2)
-        state.start_powerSGD_iter = 2  # within the warm-up
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return timed(stepper(model)[1], steps)
+        state.start_powerSGD_iter = 2
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return ddp
+    ddp = DistributedDataParallel(model)
+    if name == "ddp_fp16":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp
 
 
-def of_offbeat(codec: Any, steps: int, warm_up: int = WARM_UP) -> list[float]:
-    model = net()
-    optimizer, step = stepper(model)
-    with offbeat.attach(model, optimizer, codec=codec):
-        return timed(step, steps, warm_up)
+def timed(step: Callable[[], None]) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
 
 
-def worker(link: str, names: list[str], quick: bool, result: Path) -> None:
+def laps(contestants: Sequence[Contestant], first: int, count: int) -> Seconds:
+    """One step of each a lap; each lasts until the last rank has ended it."""
+    seconds: Seconds = {each.name: [] for each in contestants}
+    for lap in range(first, first + count):
+        for each in random.Random(lap).sample(contestants, len(contestants)):
+            seconds[each.name].append(timed(each.step))
+    longest = torch.tensor(list(seconds.values()), dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return dict(zip(seconds, longest.tolist(), strict=True))
+
+
+def settled(auto: Contestant, again: bool) -> tuple[int, float]:
+    """Have "auto" decide, again if it has before: after how many steps and seconds it has."""
+    began, tried = time.perf_counter(), not again
+    for step in range(1, SETTLES + 1):
+        auto.step()
+        tried = tried or auto.codes is None
+        if tried and auto.codes is not None:
+            return step, time.perf_counter() - began
+    return SETTLES, time.perf_counter() - began  # the link it had before is like this one
+
+
+def worker(job: dict[str, Any], folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
-    steps = max(2, STEPS[link] // (2 if quick else 1))
-    seconds: dict[str, list[float]] = {}
-    for name in names:
-        began = time.perf_counter()
-        if name.startswith("ddp"):
-            taken = of_ddp(name.removesuffix("_again"), steps)
-        elif name == "auto":
-            auto = AUTO_STEPS // (2 if quick else 1)
-            taken = of_offbeat("auto", auto, warm_up=0)
-            seconds["auto_decided"] = taken[auto // 2 :]
-        else:
-            taken = of_offbeat(CODECS[name], steps)
-        seconds[name] = taken
+    contestants = [Contestant(name, job["parameters"]) for name in job["names"]]
+    auto = next((each for each in contestants if each.name == "auto"), None)
+    for each in contestants:
+        for _ in range(WARM_UP if each is not auto else 0):
+            each.step()
+    for number, link in enumerate(job["links"]):
+        cable.limit_to(link, folder)
+        row: dict[str, Any] = {"link": link}
+        if auto is not None:
+            steps, settled_s = settled(auto, again=number > 0)
+            row |= {"auto_codes": auto.codes, "auto_steps": steps, "auto_settled_s": settled_s}
+        step_s = laps(contestants, 0, count := job["laps"][link])
+        if auto is not None and (more := job["more_laps"].get(link, 0)):
+            few = [each for each in contestants if each.name in ("ddp", "none", "auto")]
+            for name, taken in laps(few, count, more).items():
+                step_s[name] += taken
         if dist.get_rank() == 0:
-            said = f"{link} {name}: {statistics.median(taken):.4f} s a step"
-            print(f"{said} ({time.perf_counter() - began:.0f} s in all)", flush=True)
-        dist.barrier()
-    if dist.get_rank() == 0:
-        result.write_text(json.dumps(seconds))
+            cable.tell(row | {"step_s": step_s}, folder)
+            medians = {name: round(statistics.median(each), 4) for name, each in step_s.items()}
+            print(link, json.dumps(medians), flush=True)
+    cable.limit_to("unlimited", folder)
+    for each in contestants:
+        each.close()
+    dist.barrier()
     dist.destroy_process_group()
 
 
 # --- the figures -------------------------------------------------------------------------------
 
 
-def row(link: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
-    plain = [*seconds["ddp"], *seconds.get("ddp_again", [])]
-    ddp_s = statistics.median(plain)
-    return {
-        "link": link,
-        "ddp_s": ddp_s,
-        "speed_over_ddp": {
-            name: round(ddp_s / statistics.median(taken), 3) for name, taken in seconds.items()
-        },
-        "auto_over_ddp_mean": round(statistics.fmean(plain) / statistics.fmean(seconds["auto"]), 3)
-        if "auto" in seconds
-        else None,
-        "step_s": {name: [round(each, 5) for each in taken] for name, taken in seconds.items()},
+def over(base: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Lap by lap: the median ratio, and its quartiles."""
+    ratios = [one / two for one, two in zip(base, other, strict=False)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return [round(each, 3) for each in (middle, low, high)]
+
+
+def figures(parameters: int, row: dict[str, Any]) -> dict[str, Any]:
+    step_s: Seconds = row["step_s"]
+    found = {
+        "link": row["link"],
+        "parameters": parameters,
+        "ddp_s": round(statistics.median(step_s["ddp"]), 5),
+        "speed_over_ddp": {name: over(step_s["ddp"], taken) for name, taken in step_s.items()},
+        **{key: value for key, value in row.items() if key.startswith("auto")},
     }
+    if "auto" in step_s:
+        found["auto_over_none_s"] = over(step_s["auto"], step_s["none"])
+    rounded = {name: [round(each, 5) for each in taken] for name, taken in step_s.items()}
+    return found | {"step_s": rounded}
+
+
+def break_even(rows: Sequence[dict[str, Any]]) -> dict[str, float | str]:
+    """By codec, of one model: the Mbit/s at which it takes as long as none."""
+    found: dict[str, float | str] = {}
+    inverse = sorted((1 / MBITS[row["link"]], row["step_s"]) for row in rows)
+    for name in CODECS:
+        gains = [
+            (each, statistics.median(step_s["none"]) - statistics.median(step_s[name]))
+            for each, step_s in inverse
+            if name in step_s and name not in ("none", "auto")
+        ]
+        if not gains:
+            continue
+        found[name] = "none of these" if gains[-1][1] <= 0 else "all of these"
+        for (fast, loss), (slow, gain) in itertools.pairwise(gains):
+            if loss <= 0 < gain:
+                found[name] = round(1 / (fast + (slow - fast) * -loss / (gain - loss)))
+    return found
 
 
 def main() -> None:
     parser = common.options("Step time of codecs over DDP's, on a slow link.")
-    parser.add_argument("--links", default=",".join(STEPS))
+    parser.add_argument("--links", default="unlimited,1gbit,100mbit")
+    parser.add_argument("--parameters", type=int, choices=WIDTHS, default=10_000_000)
     parser.add_argument("--only", default="")
-    parser.add_argument("--worker", nargs=4)
+    parser.add_argument("--worker", nargs=2)
     options = parser.parse_args()
     if options.worker:
-        link, names, quick, result = options.worker
-        worker(link, names.split(","), quick == "1", Path(result))
+        worker(json.loads(options.worker[0]), Path(options.worker[1]))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
-    rows = {each["link"]: each for each in common.held(options.json)}
-    for link in options.links.split(","):
-        asked = options.only.split(",") if options.only else CONTESTANTS
-        names = ["ddp", *(name for name in asked if name != "ddp"), "ddp_again"]
-        if link in SERVED_BY_AUTO and not options.only:
-            names.insert(-1, "auto")
-        rows[link] = row(link, measure(link, names, options.quick))
-        print(link, json.dumps(rows[link]["speed_over_ddp"], indent=1))
-        common.write(options.json, {"rows": list(rows.values())})
+    links = options.links.split(",")
+    names = options.only.split(",") if options.only else list(CONTESTANTS)
+    names = ["ddp", *(name for name in names if name != "ddp")]
+    if not options.only and TOO_SLOW_FOR_AUTO in [(link, options.parameters) for link in links]:
+        names.remove("auto")
+    part = 2 if options.quick else 1
+    job = {
+        "links": links,
+        "parameters": options.parameters,
+        "names": names,
+        "laps": {link: max(2, count // part) for link, count in LAPS.items()},
+        "more_laps": {link: count // part for link, count in MORE_LAPS.items()},
+    }
+    rows = {(each["link"], each["parameters"]): each for each in common.held(options.json)}
+    command = (sys.executable, __file__, "--worker", json.dumps(job))
+    for row in cable.run_ranks(RANKS, *command):
+        found = figures(options.parameters, row)
+        rows[found["link"], found["parameters"]] = found
+        print(row["link"], json.dumps(found["speed_over_ddp"]))
+        pays = {
+            size: break_even([row for row in rows.values() if row["parameters"] == size])
+            for size in sorted({size for _, size in rows})
+        }
+        print("a codec pays below, Mbit/s:", json.dumps(pays))
+        common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})
 
 
 if __name__ == "__main__":

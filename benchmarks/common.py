@@ -20,6 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+STEADY = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+"""For the environment of contestants. glibc gives freed memory back to the system, or not, by what
+lies on top of the heap: without these settings whoever was set up last pays for page faults that
+the others do not have."""
+
 
 def options(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks take."""
@@ -82,10 +87,7 @@ def torchrun(script: str, processes: int, *arguments: str) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *(f"--nproc-per-node={processes}", script, *arguments),
     ]
-    # glibc gives freed memory back to the system, or not, by what lies on top of the heap: without
-    # these settings whoever was set up last pays for page faults that the others do not have.
-    steady = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **steady, **os.environ})
+    subprocess.run(command, check=True, env={"OMP_NUM_THREADS": "1", **STEADY, **os.environ})
 
 
 def fashion_folder() -> Path | None:

@@ -147,21 +147,37 @@ def test_the_wire_carries_as_few_bytes_as_said(name: str, most: float) -> None:
 # --- errors ------------------------------------------------------------------------------------
 
 
+def expected_nmse(workers: int, given: Tensor) -> float:
+    """Of standard dithering: (M/s)^2 f (1 - f) of every number, where f is its share of a level."""
+    level = given.abs().max().double() / (127 / workers)
+    part = given.double().div(level).frac_().abs_()
+    error = (part * (1 - part)).sum() * level.square()
+    return float(error / given.double().sum(0).square().sum())
+
+
 @pytest.mark.parametrize(
     ("workers", "standard", "exponential"), [(4, 0.0035, 0.25), (16, 0.062, 0.42), (64, 1.25, 0.62)]
 )
-def test_errors_are_those_of_the_paper_and_int8_has_none_of_them(
+def test_errors_are_those_of_the_theory_and_int8_has_none_of_them(
     workers: int, standard: float, exponential: float
 ) -> None:
+    """Of 32,768 Gaussian numbers a worker.
+
+    The standard kind's error grows with the square of the largest number of all, or, with a level
+    or two, with that number: it is 4.8 to 5.6 for 64 workers, in 9 draws of 10. So the error is
+    0.96 to 1.25, and larger for longer tensors. A published 1.25 is one such draw.
+    """
     given = gaussian(workers, 2**15)
-    assert nmse(GlobalQSGD(), given) == pytest.approx(standard, rel=0.2)
-    assert nmse(GlobalQSGD("exponential"), given) == pytest.approx(exponential, rel=0.2)
+    found = nmse(GlobalQSGD(), given)
+    assert found == pytest.approx(expected_nmse(workers, given), rel=0.02)
+    assert found == pytest.approx(standard, rel=0.2)
+    assert nmse(GlobalQSGD("exponential"), given) == pytest.approx(exponential, rel=0.1)
     assert nmse(Int8(), given) < 0.0005
 
 
 @pytest.mark.parametrize("name", ["standard", "standard-4", "exponential", "exponential-4"])
 def test_dithering_is_right_on_average(name: str) -> None:
-    """400,000 trials of each of a few numbers, as so many copies of them."""
+    """400,000 trials of each of a few numbers, as so many copies of them: three standard errors."""
     workers = 3 if name.startswith("exp") else 4
     one = gaussian(workers, 3, seed=1)
     one[:, 0] = torch.linspace(-1, 1, workers)  # adds up to 0
@@ -172,12 +188,11 @@ def test_dithering_is_right_on_average(name: str) -> None:
     found = got.view(trials, 3).double()
     off = found.mean(0) - one.double().sum(0)
     doubt = found.std(0) / math.sqrt(trials)
-    assert (off.abs() < 3.5 * doubt + 1e-6).all(), off / doubt
+    assert (off.abs() < 3 * doubt).all(), off / doubt
 
 
 @pytest.mark.parametrize(
-    ("workers", "numbers"),
-    [(2, 10**6), (3, 10**5), (4, 10**6), (5, 10**5), (8, 10**5), (64, 10**4)],
+    ("workers", "numbers"), [(2, 10**6), (3, 10**6), (4, 10**6), (8, 10**6), (64, 10**5)]
 )
 def test_no_sum_overflows(workers: int, numbers: int) -> None:
     """All share their largest number."""
@@ -187,8 +202,16 @@ def test_no_sum_overflows(workers: int, numbers: int) -> None:
     assert (got * sign > 0).all()
     assert got.abs().max() <= workers * 1.0001
     assert (got.abs() >= workers * (1 - 10 * workers**0.5 / 127)).all()
-    (got,) = summed(GlobalQSGD("exponential"), [sign[:10000]] * workers)[0]
-    assert (got * sign[:10000] > 0).all()
+
+
+@pytest.mark.parametrize(("workers", "numbers"), [(2, 10**6), (4, 10**6), (5, 10**5), (64, 10**4)])
+def test_no_power_of_two_overflows(workers: int, numbers: int) -> None:
+    """All share their largest number: a sum is at most the tree's headroom above it."""
+    sign = torch.ones(numbers)
+    sign[1::2] = -1
+    (got,) = summed(GlobalQSGD("exponential"), [sign] * workers)[0]
+    assert (got * sign > 0).all()
+    assert got.abs().max() <= 2 ** (workers - 1).bit_length()
 
 
 def test_dithering_differs_between_workers_and_rounds_and_not_between_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat import GlobalQSGD, Half, Int4, Int8
 from offbeat.clusters import Cluster
+from offbeat.clusters.network import Network
 from offbeat.codecs import Codec
 from offbeat.errors import DisagreementError, GradientError, NonFiniteGradientError
 from offbeat.testing import processes
@@ -156,8 +158,10 @@ def test_virtual_time_charges_the_codecs_own_seconds() -> None:
     assert _exchange_s(None, "codec_bytes_per_s = 16640.0") == 0.0
 
 
-def _chosen(network: str, steps: int) -> list[bool]:
-    """After every step: whether an "auto" codes."""
+def _chosen(
+    network: str, steps: int, before: Callable[[int], None] = lambda step: None
+) -> list[bool]:
+    """After every step: whether an "auto" codes; `before` each, the first worker says which."""
 
     def worker() -> list[bool]:
         torch.manual_seed(0)
@@ -165,7 +169,9 @@ def _chosen(network: str, steps: int) -> list[bool]:
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         coded = []
         with offbeat.attach(model, opt, codec="auto") as dp:
-            for _ in range(steps):
+            for step in range(steps):
+                if dp.rank == 0:
+                    before(step)
                 opt.zero_grad()
                 model(torch.ones(2, 64)).square().mean().backward()
                 opt.step()
@@ -185,6 +191,40 @@ def test_auto_codes_where_that_is_quicker() -> None:
     codec = "codec_bytes_per_s = 1e6"
     assert all(_chosen(slow + codec, 60)[10:])
     assert not any(_chosen(quick + codec, 60)[10:])
+
+
+def _charge_times(factor: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every collective take so many times as long as the cluster file says."""
+    as_written = Network.collective_s
+
+    def charged(network: Network, *what: Any) -> float:
+        return factor[0] * as_written(network, *what)
+
+    monkeypatch.setattr(Network, "collective_s", charged)
+
+
+def test_auto_decides_again_when_the_link_changes_and_alike_on_every_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Quick, a thousand times slower from step 45 on, quick again from step 120 on.
+
+    It looks after rounds 42 and 74, sees the slow link there, tries both in ten rounds, and so on.
+    """
+    factor = [1.0]
+    _charge_times(factor, monkeypatch)
+
+    def before(step: int) -> None:
+        factor[0] = 1000.0 if 45 <= step < 120 else 1.0
+
+    quick = "bandwidth_bytes_per_s = 1e7\ncodec_bytes_per_s = 1e6"
+    coded = _chosen(quick, 180, before)
+    tries = [False, True] * 5
+    tries = tries[1:] + tries[:1]  # after a step: what the next one will do
+    assert coded[:9] == tries[:9]
+    assert not any(coded[9:73])
+    assert coded[73:83] == [False, *tries[:9]]
+    assert all(coded[83:147])
+    assert not any(coded[157:])
 
 
 # --- checkpoints -------------------------------------------------------------------------------

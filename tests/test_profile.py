@@ -19,10 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import offbeat
 from offbeat.cli import app
 from offbeat.clusters import Cluster, named
 from offbeat.clusters.write import to_toml
+from offbeat.lab.codec_speed import codec_bytes_per_s
 from offbeat.lab.fit import fit_compute, fit_network
+from offbeat.worlds import enter_world
 
 # ---------------------------------------------------------------- writing
 
@@ -228,6 +231,16 @@ def test_a_network_without_a_slope_is_infinitely_fast() -> None:
     assert found["bandwidth_bytes_per_s"] == float("inf")
 
 
+def test_a_codec_takes_no_time_where_time_is_virtual() -> None:
+    """So that nothing but the cluster file charges it; however long its messages take."""
+    slow = Cluster.parse(
+        "workers = 3\n[compute]\nstep_s = 1\n[network]\nbandwidth_bytes_per_s = 1e6\n"
+    )
+    run = offbeat.run(lambda: codec_bytes_per_s(enter_world()), slow)
+    assert run.results == [float("inf")] * 3
+    assert run.seconds > 1.0
+
+
 # ---------------------------------------------------------------- one worker, in this process
 
 ATTACHED = """
@@ -420,6 +433,7 @@ def test_profiling_paced_workers_gives_back_the_cluster_they_are_paced_by(tmp_pa
     assert 0 < found.network.latency_s < 0.1
     assert 1e6 < found.network.bandwidth_bytes_per_s < 1e12
     assert 0 < found.network.control_latency_s < 0.1
+    assert 1e6 < found.network.codec_bytes_per_s < 1e12
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.toml", "known.toml"]
 
 

@@ -6,8 +6,9 @@ What counts is how long a worker waits in an exchange, once all have come: of a 
 all workers' waits, since who comes last waits for nobody. And of several rounds, the least again.
 One small all-reduce tells everybody the same numbers, so all decide the same.
 
-A look is such an all-reduce, of what the latest rounds have taken. If that is another than when it
-was decided, by a third, both are tried again.
+A look is such an all-reduce, of what the latest rounds have taken: the last few, so that a quick
+one before the link became slow does not hide that. If it is another than when it was decided, by a
+third, both are tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from offbeat.codecs.integers import Int8
 from offbeat.worlds.base import Channel
 
 _TRIED = 8
-"""Rounds, half of them plain, until it is decided."""
+"""Rounds, half of them plain, until it is decided; and those that a look is at."""
 _SKIPPED = 2
 """The first ones, which also make buffers and warm up."""
 _LOOK = 32
@@ -79,7 +80,7 @@ class Chooser(Coder):
 
     def ended(self, channel: Channel, exchange_s: float) -> None:
         super().ended(channel, exchange_s)
-        if self._count >= 0:
+        if self._count >= (0 if self.pays is None else _LOOK - _TRIED):
             kind = int(not self.free)
             self._took_s[kind] = min(self._took_s[kind], exchange_s)
         self._count += 1

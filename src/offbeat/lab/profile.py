@@ -5,8 +5,9 @@
 
 Every worker's micro-batches are timed as records.py has them: from the end of one step to the next
 `optimizer.step()`, reading data included, waiting for others not. The network is timed through the
-verbs of worlds/base.py, what the host costs beyond both by short trainings (overhead.py). fit.py
-turns that into what a cluster file can express; worker 0 writes it.
+verbs of worlds/base.py, so are codecs (codec_speed.py), and what the host costs beyond all that by
+short trainings (overhead.py). fit.py turns it into what a cluster file can express; worker 0 writes
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from offbeat.attach import attach
 from offbeat.clusters import Cluster
 from offbeat.clusters.write import to_toml
 from offbeat.errors import ClusterError, ReportError
-from offbeat.lab import overhead
+from offbeat.lab import codec_speed, overhead
 from offbeat.lab.fit import Fitted, fit_compute, fit_network
 from offbeat.lab.stand_ins import process_group_kept
 from offbeat.report.files import WholeFile
@@ -91,7 +92,8 @@ class Profile:
         return (
             f"network: latency {1e6 * found.latency_s:.0f} µs, "
             f"{found.bandwidth_bytes_per_s / 1e9:.3g} GB/s; "
-            f"store {1e6 * found.control_latency_s:.0f} µs one way\n"
+            f"store {1e6 * found.control_latency_s:.0f} µs one way; "
+            f"codec {found.codec_bytes_per_s / 1e9:.3g} GB/s\n"
             f"host: {self.cluster.overhead}"
         )
 
@@ -200,6 +202,8 @@ def _measured(
         raise ProfileError(problem)
     all_reduces, control_s = _network(world)
     latencies = [json.loads(text) for text in _gathered(world, "control", control_s)]
+    codec = codec_speed.codec_bytes_per_s(world) if world.size > 1 else 0.0
+    codecs = [json.loads(text) for text in _gathered(world, "codec", codec)]
     all_probes = [json.loads(text) for text in _gathered(world, "host", probes)]
     if world.rank != 0:
         return None
@@ -213,7 +217,8 @@ def _measured(
         "noise": fitted.tables(),
     }
     if world.size > 1:
-        network = fit_network(world.size, all_reduces) | {"control_latency_s": median(latencies)}
+        network = fit_network(world.size, all_reduces)
+        network |= {"control_latency_s": median(latencies), "codec_bytes_per_s": median(codecs)}
         data["network"] = {key: _short(value) for key, value in network.items()}
         host = overhead.fit_overhead(all_probes, data["network"], bool(_pace()))
         data["overhead"] = {key: _short(value) for key, value in host.items()}
@@ -314,6 +319,10 @@ def _comments(found: Profile, script: Path | None) -> list[str]:
         sizes = ", ".join(f"{size:,}" for size in _ALL_REDUCES)
         lines.append(
             f"Network: all-reduces of {sizes} bytes, as a ring; {_ADDS} calls of the store."
+        )
+        lines.append(
+            f"Codec: Int8 of {codec_speed.NUMBERS:,} numbers, {codec_speed.TURNS} times, by all "
+            "workers at once, without its waits."
         )
         lines.append(
             f"Overhead: trainings of {overhead.STEPS} steps, paced at {overhead.PACE_S:g} s each."
