@@ -164,6 +164,8 @@ class Engine(Members):
                     pile.oldest_round = self.log.taken
                 self._seconds = seconds
             self._rates, self._notes = rates, notes
+            if self._world.dealing is not None:
+                self._mark = self._world.dealing.mark()
             self._steps += 1
             self._made += made
             self.made += made

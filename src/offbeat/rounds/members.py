@@ -40,6 +40,8 @@ class Members(Presence):
     """The part of an engine that lives through a loss."""
 
     __slots__ = ()
+    marks = True
+    """Whether rounds carry the marks of those who give to them: see data/again.py."""
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
@@ -73,6 +75,15 @@ class Members(Presence):
                         break
         self._say_lost(world.now() - began_s)
         self._say_again()
+
+    def given_marks(self, epoch: int) -> list[tuple[int, int]] | None:
+        """Which of their data all have given, those who are lost too; all agree on it.
+
+        None if these rounds do not say, or are over.
+        """
+        with self._state:
+            self._state.wait_for(lambda: not self._regrouping or self._world.epoch != epoch)
+            return None if self._ended or not self.marks else list(self._marks)
 
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and be as far as they are."""
