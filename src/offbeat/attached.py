@@ -157,7 +157,8 @@ class Attached(ABC):
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
         share = self._replica.memory.get("dropped_share", 0.0)
-        return self._stats.copy(self._replica.dropped_samples, share)
+        replica = self._replica
+        return self._stats.copy(replica.dropped_samples, share, replica.engine.lost_samples)
 
     def detach(self) -> None:
         """Make a closed attachment's optimizer an ordinary one again."""

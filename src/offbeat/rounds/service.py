@@ -67,12 +67,15 @@ class Service(State):
             self.early.finished()
         if self._world.survives:
             self._keep_result(pile)
-            self._note_marks(shares)
+            self._note_given(shares)
         ended_s = self._world.now()
         self._exchange_s = ended_s - began_s
         self._log_round(number, pile, shares, began_s, ended_s)
 
-    def _note_marks(self, shares: Shares) -> None:
+    def _note_given(self, shares: Shares) -> None:
+        """Know what everybody has given, in case that it is lost."""
+        for rank, samples in enumerate(shares.samples):
+            self._given_by[rank] += samples
         for rank, (turn, batch) in enumerate(shares.marks):
             if turn:
                 self._marks[rank] = int(turn), int(batch)
