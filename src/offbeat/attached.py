@@ -24,6 +24,7 @@ from offbeat.algorithm import Algorithm
 from offbeat.alike import averaged_buffers, broadcast, named_parameters
 from offbeat.apply import Applier
 from offbeat.codecs import Codec
+from offbeat.data.again import deal_again
 from offbeat.ending import note_join
 from offbeat.errors import DetachedError
 from offbeat.followers import Followers
@@ -69,6 +70,7 @@ class Attached(ABC):
         self._in_step = False
         self._away_by = ""  # the verb that this worker is away by
 
+        deal_again(world)
         names, parameters = named_parameters(model, optimizer)
         number = next(world.numbers)
         agree(
@@ -155,7 +157,8 @@ class Attached(ABC):
     def stats(self) -> Stats:
         """Return what this worker has computed, waited for and applied, as of now."""
         share = self._replica.memory.get("dropped_share", 0.0)
-        return self._stats.copy(self._replica.dropped_samples, share)
+        replica = self._replica
+        return self._stats.copy(replica.dropped_samples, share, replica.engine.lost_samples)
 
     def detach(self) -> None:
         """Make a closed attachment's optimizer an ordinary one again."""

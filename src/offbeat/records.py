@@ -15,7 +15,8 @@ began; virtual ones are virtual. Every line has a `kind`:
                 whose models it has averaged here, where it did so in groups
     evaluation  at_s, round, samples: those applied until then; loss, accuracy or null
     lost        rank, at_s, round, words: this worker goes on without another; workers: how many are
-                left; took_s: to regroup
+                left; took_s: to regroup; lost_samples: what all that are lost had computed, and
+                given to no round
     end         rank, at_s, steps, compute_s, wait_s, samples and dropped_samples of one worker
     result      what a race says of the run: its figures; error: the traceback, if a worker failed
     verdict     text: what a race concludes from all its runs

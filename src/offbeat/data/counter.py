@@ -24,13 +24,23 @@ class Counter:
         self._size = size
         self._alike = alike
         self._compared = False
+        self._version = 0
+
+    def at(self, version: int) -> Counter:
+        """The counter of this turn since workers were lost in that epoch; it begins anew."""
+        if version == self._version:
+            return self
+        key = self._key.removesuffix(f"/again/{self._version}")
+        anew = Counter(f"{key}/again/{version}", self._rank, self._size, self._alike)
+        anew._compared, anew._version = True, version
+        return anew
 
     def add(self, control: Control, wanted: int) -> int:
         """Return the new value. The first time, raise if others deal something else."""
         total = control.add(self._key, wanted) % _ENDED
         if not self._compared:
-            self._compared = True
             self._compare(control, first=total == wanted)
+            self._compared = True
         return total
 
     def end(self, control: Control) -> None:

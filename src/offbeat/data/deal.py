@@ -11,6 +11,8 @@ sample. Each worker takes as many batches as it can compute, and every sample co
             for x, y in loader:
                 ...
 
+If a worker is lost and the others go on, they are dealt what it had in hand: see docs/survival.md.
+
 Not for data that must stay where they are: on a worker's own disk, or with their owner. There,
 `DistributedSampler`, or a share of one's own, remains.
 """
@@ -156,7 +158,7 @@ class Deal(Sampler[list[int]]):
         if seat.turn is not None:
             seat.turn.end()
         position = seat.resumed()
-        rest = seat.rest(len(batches))
+        rest, extras = seat.left(len(batches))
         turn.before = seat.before(position)
         seat.turns += 1
         seat.epoch += 1
@@ -168,10 +170,15 @@ class Deal(Sampler[list[int]]):
             "what the sampler draws": batches.mark,
             "what is left of the epoch": runs.length(rest),
         }
-        key = f"{seat.key}/{seat.turns}"
-        turn.begin(epoch, batches, lambda world: Tickets(world, key, len(batches), alike, rest))
-        if position is not None:
-            turn.go_on(position)
+        key, total = f"{seat.key}/{seat.turns}", len(batches) + len(extras)
+        turn.begin(
+            epoch,
+            lambda each: batches if each == epoch else self._batches(each),
+            extras,
+            lambda world: Tickets(world, key, total, alike, rest),
+            position,
+        )
+        turn.survive(seat.key, seat.turns, rest)
         seat.put_generator_back()
         seat.turn = turn
 

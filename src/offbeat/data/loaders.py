@@ -36,12 +36,16 @@ class Loading:
         self._given, self._in_order = iterator._rcvd_idx, getattr(iterator, "_in_order", True)
         return int(iterator._send_idx - iterator._rcvd_idx)
 
+    def given_so_far(self, drawn: int) -> int:
+        """How many of the batches drawn so far the loop has been given, whichever these are."""
+        self.ahead()
+        return drawn if self._given is None else self._given
+
     def given(self, drawn: int) -> int:
-        """How many of the batches drawn so far the loop has been given."""
+        """The same, if they are the first ones."""
         if not self._in_order:
             raise RuntimeError(
                 "a DataLoader with in_order=False does not say which batches the loop has seen: "
                 "leave that out to save the position of a Deal"
             )
-        self.ahead()
-        return drawn if self._given is None else self._given
+        return self.given_so_far(drawn)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from offbeat.data import runs
+from offbeat.data.again import again_here
 from offbeat.data.turn import Turn
 from offbeat.worlds import VirtualWorld, World
 from offbeat.worlds.current import present_world
@@ -52,7 +53,9 @@ class Seat:
             return dict(self._loaded)
         if self.turn is not None and not self.turn.finished:
             return {"turn": self.turns, **self.turn.position(), "before": self.turn.before}
-        nothing = {"done": [], "hand": [], "mine": 0, "dealt": 0}
+        again = again_here()
+        extras = [] if again is None else again.extras(self.key, self.turns + 1)
+        nothing = {"done": [], "hand": [], "mine": 0, "dealt": 0, "gone": [], "extras": extras}
         return {"epoch": self.epoch, "turn": self.turns + 1, **nothing, "before": self.before()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -77,13 +80,18 @@ class Seat:
         self._loaded = None
         return state if is_next else None
 
-    def rest(self, count: int) -> list[range]:
-        """What nobody had in hand or computed of the next turn, when it was saved: else all."""
+    def left(self, count: int) -> tuple[list[range], list[list[int]]]:
+        """What nobody had in hand or computed of the next turn, when it was saved: else all.
+
+        And the batches of earlier turns that come in it.
+        """
         gone: list[range] = []
-        for turn, exhausted, numbers in self._gone:
+        extras: list[list[int]] = []
+        for turn, exhausted, numbers, more in self._gone:
             if turn == self.turns + 1:
-                gone += [range(count)] if exhausted else runs.unpacked(numbers)
-        return runs.others(count, gone)
+                extras = extras or more
+                gone += [range(count + len(more))] if exhausted else runs.unpacked(numbers)
+        return runs.others(count + len(extras), gone), extras
 
     def _gathered(self, state: Mapping[str, Any]) -> list[Any]:
         """What all workers had: number of the turn, whether all was dealt, what was dealt there."""
@@ -116,7 +124,8 @@ class Seat:
         """Of the last turn: its number, whether all of it was dealt, and what was dealt here."""
         if resumed is not None:
             return resumed["before"]  # type: ignore[no-any-return]
-        return None if self.turn is None else [self.turns, *self.turn.dealt()]
+        turn = self.turn
+        return None if turn is None else [self.turns, *turn.dealt(), turn.extras]
 
     # --- generators ------------------------------------------------------------------------
 
@@ -137,8 +146,9 @@ class Seat:
 
 def _dealt(state: Mapping[str, Any]) -> list[Any]:
     """What a worker had been dealt in its turn, and in the one before."""
-    now = [state["turn"], False, [*state["done"], *state["hand"]]]
-    return [now, state["before"]] if state["before"] else [now]
+    numbers = [*state["done"], *state["hand"], *state.get("gone", [])]
+    now = [state["turn"], False, numbers, state.get("extras", [])]
+    return [now, [*state["before"], []][:4]] if state["before"] else [now]
 
 
 def next_number(world: World | None) -> int:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 from offbeat.data import runs
+from offbeat.data.again import Answer, Share, dealing
 from offbeat.data.counter import Counter
-from offbeat.errors import ClosedError
-from offbeat.worlds import Activity, World
+from offbeat.errors import ClosedError, EpochOver
+from offbeat.worlds import Activity, Control, World
 from offbeat.worlds.current import present_world
 
 _MOST = 8  # numbers that a worker asks for at a time
@@ -43,18 +45,21 @@ class Tickets:
         self._world: ref[World] | None = None
         if world is not None and world.size > 1:
             self._world = ref(world)
-            self._counter = Counter(key, world.rank, world.size, alike)
+            self._counter = Counter(key, world.rank, len(world.members), alike)
+        self._key = key
         self._count = count
         self._rest = rest
-        self._before = count - runs.length(rest)
+        self.share: Share | None = None
+        """What is left, where losses are survived."""
+        self._version = 0
         self.hand: deque[range] = deque()
         """Dealt to this worker, and not taken."""
         self.mine = 0
         """How many were dealt to this worker so far."""
-        self.dealt = self._before
+        self.dealt = count - runs.length(rest)
         """And to all, when this one asked last."""
         self._asking: Activity | None = None
-        self._answer: tuple[list[range], int] = ([], 0)
+        self._answer = Answer([], 0, count)
         self._ended = False
 
     def take(self, ahead: int = 0) -> int | None:
@@ -62,13 +67,14 @@ class Tickets:
 
         `ahead` have been taken that the program has not come to yet.
         """
-        if not self.hand:
+        while not self.hand:
             self.settle()
-        if not self.hand and self.dealt < self._count:
-            self._merge(*self._ask(ahead))
-        if not self.hand:
-            self.end()
-            return None
+            self._renew()
+            if not self.hand and self.dealt < self._count:
+                self._merge(self._ask(ahead))
+            if not self.hand and self._is_over():
+                self.end()
+                return None
         run = self.hand.popleft()
         if len(run) > 1:
             self.hand.appendleft(run[1:])
@@ -86,7 +92,7 @@ class Tickets:
         if self._asking is not None:
             asking, self._asking = self._asking, None
             asking.join()
-            self._merge(*self._answer)
+            self._merge(self._answer)
 
     def end(self) -> None:
         """Ask for no more; the last worker to do so forgets the turn."""
@@ -97,7 +103,8 @@ class Tickets:
         if self._world is None or self._world() is not world or world is None:
             return  # a world that has been closed since took its keys with it
         self.settle()
-        self._counter.end(world.control)
+        with suppress(EpochOver):
+            self._counter.end(world.control)
 
     @property
     def exhausted(self) -> bool:
@@ -106,24 +113,36 @@ class Tickets:
 
     # --- asking ----------------------------------------------------------------------------
 
-    def _ask(self, held: int) -> tuple[list[range], int]:
+    def _ask(self, held: int) -> Answer:
         """Return what this worker is dealt, who holds so many, and how many all have been dealt."""
         world = None if self._world is None else self._world()
         if world is None:
-            return self._rest, self._count
-        wanted = self._wanted(world.size, held)
+            return Answer(self._rest, self._count, self._count)
+        wanted = self._wanted(len(world.members), held)
         # In virtual time many may ask at the very same moment. Served by rank, and not by chance of
         # what was before, a run that is resumed goes on as if it had not been interrupted.
         world.sleep_until(world.now() + _APART_S * world.rank)
-        total = self._counter.add(world.control, wanted)
-        return runs.part(self._rest, total - wanted, total), min(self._before + total, self._count)
+        if self.share is None:
+            total = self._counter.add(world.control, wanted)
+            return _dealt(self._rest, self._count, total, wanted)
+        return dealing(world).ask(
+            self.share, lambda control, share: self._add(control, share, wanted)
+        )
+
+    def _add(self, control: Control, share: Share, wanted: int) -> Answer:
+        """Ask for more of a turn in which workers may be lost: each time with a new counter."""
+        version, rest, count = share.version, share.rest, share.total
+        counter = self._counter.at(version)
+        total = counter.add(control, wanted)
+        self._counter = counter
+        return _dealt(rest, count, total, wanted)._replace(version=version)
 
     def _ask_ahead(self, held: int) -> None:
         def ask() -> None:
             try:
                 self._answer = self._ask(held)
-            except ClosedError:
-                self._answer = [], self.dealt  # the program has left meanwhile
+            except ClosedError:  # the program has left meanwhile
+                self._answer = Answer([], self.dealt, self._count, self._version)
 
         world = None if self._world is None else self._world()
         if world is not None:
@@ -135,17 +154,38 @@ class Tickets:
         most = min(_MOST, max(expected / _OF_A_SHARE, computed / _OF_COMPUTED))
         return max(1, int(min(most, expected / _RESERVE - held)))
 
-    def _merge(self, numbers: list[range], dealt: int) -> None:
-        self.hand.extend(numbers)
-        self.mine += runs.length(numbers)
-        self.dealt = dealt
+    def _merge(self, answer: Answer) -> None:
+        self.hand.extend(answer.numbers)
+        self.mine += runs.length(answer.numbers)
+        self.dealt, self._count, self._version = answer.dealt, answer.total, answer.version
+
+    def _renew(self) -> None:
+        """Workers may have been lost since this one asked last: then there may be more."""
+        world = None if self._world is None else self._world()
+        if world is None or self.share is None:
+            return
+        if (answer := dealing(world).renewed(self.share, self._version)) is not None:
+            self._merge(answer)
+
+    def _is_over(self) -> bool:
+        """Whether there are no more, for good."""
+        world = None if self._world is None else self._world()
+        if world is None or self.share is None:
+            return True
+        return dealing(world).ends(self.share, self._version)
 
     def _ample(self, held: int) -> bool:
         """Whether this worker will come to what it holds long before the end."""
         world = None if self._world is None else self._world()
         held += runs.length(self.hand)
-        return world is not None and self._expected(world.size) >= _RESERVE * held
+        return world is not None and self._expected(len(world.members)) >= _RESERVE * held
 
     def _expected(self, workers: int) -> float:
         """How many more this worker will compute, at its speed so far."""
         return (self._count - self.dealt) * (self.mine + 1) / (self.dealt + workers)
+
+
+def _dealt(rest: list[range], count: int, total: int, wanted: int) -> Answer:
+    """What belongs to who has added `wanted`, and has seen that it was `total` then."""
+    before = count - runs.length(rest)
+    return Answer(runs.part(rest, total - wanted, total), min(before + total, count), count)

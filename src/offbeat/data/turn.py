@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from offbeat.data import runs
+from offbeat.data.again import Share, again_here
 from offbeat.data.loaders import Loading
 from offbeat.data.orders import Batches
+from offbeat.data.settling import Held
 from offbeat.data.tickets import Tickets
 from offbeat.worlds import World, enter_world, leave_world, world_size
 from offbeat.worlds.current import present_world
@@ -32,20 +34,61 @@ class Turn:
         self._superseded = False
 
     def begin(
-        self, epoch: int, batches: Batches, tickets: Callable[[World | None], Tickets]
+        self,
+        epoch: int,
+        batches: Callable[[int], Batches],
+        extras: list[list[int]],
+        tickets: Callable[[World | None], Tickets],
+        position: Mapping[str, Any] | None,
     ) -> None:
-        """Deal these; a world is there now."""
+        """Deal the batches of this epoch, from where a turn was saved; a world is there now."""
         self._epoch = epoch
-        self._batches = batches
-        self._done: list[range] = []
+        self._batches_of = batches
+        self._batches = {epoch: batches(epoch)}
+        self._extras = extras
+        self._done = [] if position is None else runs.unpacked(position["done"])
+        self._gone = [] if position is None else position.get("gone", [])
         self._drawn: list[range] = []
+        self._share: Share | None = None
         self._tickets = tickets(present_world())
+        if position is not None:
+            self._tickets.hand.extend(runs.unpacked(position["hand"]))
+            self._tickets.mine, self._tickets.dealt = position["mine"], position["dealt"]
 
-    def go_on(self, position: Mapping[str, Any]) -> None:
-        """Begin where a turn was saved."""
-        self._done = runs.unpacked(position["done"])
-        self._tickets.hand.extend(runs.unpacked(position["hand"]))
-        self._tickets.mine, self._tickets.dealt = position["mine"], position["dealt"]
+    def survive(self, deal: str, turn: int, rest: list[range]) -> None:
+        """Have what is dealt here dealt again if a worker is lost, where losses are survived."""
+        again = again_here()
+        if again is None:
+            return
+        count, hand = len(self._batches[self._epoch]), [*self._tickets.hand]
+        done = [*runs.packed(self._done), *self._gone]
+        held = Held(0, deal, turn, self._epoch, count, done, runs.packed(hand), self._extras)
+        self._share = self._tickets.share = again.begin(held, rest, self._given)
+        again.tell_begun(self._share)
+
+    def _given(self) -> int:
+        """How many batches the program has been given, of those that were drawn for it."""
+        return self._loading.given_so_far(runs.length(self._drawn))
+
+    def _batch(self, number: int) -> list[Any]:
+        """A batch of this turn, or of an earlier one that a lost worker has left."""
+        own = self._batches[self._epoch]
+        if number < len(own):
+            return own[number]
+        epoch, number = self.extras[number - len(own)]
+        if epoch not in self._batches:
+            self._batches[epoch] = self._batches_of(epoch)
+        return self._batches[epoch][number]
+
+    @property
+    def extras(self) -> list[list[int]]:
+        """Batches of earlier turns that come in this one: epoch and number."""
+        return self._extras if self._share is None else self._share.extras
+
+    @property
+    def gone(self) -> list[list[int]]:
+        """What workers have computed of it that were lost."""
+        return [*self._gone, *([] if self._share is None else self._share.gone)]
 
     def next(self) -> list[Any]:
         """The next batch of this worker."""
@@ -79,7 +122,9 @@ class Turn:
             self.part()
             raise StopIteration
         runs.add(self._drawn, number)
-        return self._batches[number]
+        if self._share is not None and (again := again_here()) is not None:
+            again.drawn(self._share)
+        return self._batch(number)
 
     def end(self) -> None:
         """The next turn begins."""
@@ -107,13 +152,16 @@ class Turn:
             "hand": runs.packed([*runs.part(self._drawn, given, drawn), *self._tickets.hand]),
             "mine": self._tickets.mine,
             "dealt": self._tickets.dealt,
+            "gone": self.gone,
+            "extras": self.extras,
         }
 
     def dealt(self) -> tuple[bool, list[list[int]]]:
-        """Whether all of this turn was dealt, and what was dealt to this worker."""
+        """Whether all of this turn was dealt, and what was dealt to this worker, and is gone."""
         if self.over or self._tickets.exhausted:
             return True, []
-        return False, runs.packed([*self._done, *self._drawn, *self._tickets.hand])
+        mine = runs.packed([*self._done, *self._drawn, *self._tickets.hand])
+        return False, [*mine, *self.gone]
 
     # --- the world -------------------------------------------------------------------------
 

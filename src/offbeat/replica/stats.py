@@ -41,6 +41,8 @@ class Stats:
     abandoned_samples: float = 0.0
     """Of the dropped ones, those whose gradient was left before its end; and the seconds."""
     abandoned_s: float = 0.0
+    lost_samples: float = 0.0
+    """What workers that have been lost had computed, and no round holds; the same on all others."""
     dropped_share: float = 0.0
     """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)
@@ -65,11 +67,12 @@ class Stats:
         """What this worker has computed that no applied round holds yet."""
         return self.computed_samples - self.applied_samples - self.dropped_samples
 
-    def copy(self, dropped_samples: float, dropped_share: float) -> Stats:
+    def copy(self, dropped_samples: float, dropped_share: float, lost_samples: float) -> Stats:
         """Return these totals as they are now."""
         return replace(
             self,
             dropped_samples=dropped_samples,
+            lost_samples=lost_samples,
             dropped_share=dropped_share,
             staleness=Counter(self.staleness),
             history=self.history.copy(),

@@ -159,6 +159,7 @@ class Engine(Members):
                 before = pile.samples
                 add(pile)
                 made = pile.samples > before
+                self._computed += pile.samples - before
                 pile.known_samples += (pile.samples - before) * self.log.taken
                 if pile.oldest_round is None:
                     pile.oldest_round = self.log.taken
@@ -167,6 +168,8 @@ class Engine(Members):
             self._steps += 1
             self._made += made
             self.made += made
+            if self._world.survives:
+                self._tell_step()
             if self._rules.at_arrival:
                 return "on time"
             # On time: wait for the round that will take this. Late: only for one under way. With a
@@ -204,6 +207,7 @@ class Engine(Members):
         """Forget what is on the pile, and a micro-batch that was stopped; the pile's samples."""
         with self._state:
             samples = self.piles.samples
+            self._computed -= samples
             self.piles.growing.clear()
             self._made += 1
         return samples

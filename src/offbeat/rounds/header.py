@@ -4,7 +4,8 @@ Each worker fills its own slots and leaves the others' zero, so the sum over wor
 and all hold the same bits of it. What is wanted of all together has one slot, not one a worker.
 Reading the header of many workers takes time: those who share a process read the same bits once.
 
-    by rank        samples, presence, age, staleness, bad parameter, notes of the algorithm
+    by rank        samples, presence, age, staleness, bad parameter, notes of the algorithm;
+                   its mark, where losses are survived
     of all         micro-batches, weight, staleness times samples, changed, made, ends,
                    learning rates
     by parameter   how many workers have a gradient for it
@@ -53,6 +54,8 @@ class Share:
     """It asks that all end their loops with this round."""
     rates: tuple[float, ...] = ()
     used: Sequence[bool] = ()
+    mark: tuple[int, int] = (0, 0)
+    """Which of its data it has given, this part included: its turn, and batches of that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,8 @@ class Shares:
     rates: tuple[float, ...]
     """What the round is applied with: see rates.py."""
     used: tuple[bool, ...]
+    marks: tuple[tuple[float, ...], ...] = ()
+    """By rank, where losses are survived; (0, 0) of who has given nothing of its data now."""
 
     @cached_property
     def total_samples(self) -> float:
@@ -133,10 +138,13 @@ class Shares:
 class Header:
     """The plan of a header: which number lies where."""
 
-    def __init__(self, size: int, parameters: int, notes: int = 0, rates: int = 0) -> None:
+    def __init__(
+        self, size: int, parameters: int, notes: int = 0, rates: int = 0, marks: bool = False
+    ) -> None:
         self._size = size
         self._notes = notes
-        self._each = _BY_RANK + notes
+        self._marks = _BY_RANK + notes
+        self._each = self._marks + 2 * marks
         self._by_rank = self._each * size
         self._rates = self._by_rank + _OF_ALL
         self._used = self._rates + learning_rates.room(rates)
@@ -146,7 +154,8 @@ class Header:
     def written(self, rank: int, share: Share) -> dict[int, Sequence[float]]:
         """One worker's header: runs of numbers, by their place; the rest is zeros."""
         rates = learning_rates.written(share.rates, share.samples)
-        return {
+        mark = {rank * self._each + self._marks: share.mark} if self._each > self._marks else {}
+        return mark | {
             rank * self._each: (
                 *in_parts(share.samples),
                 share.presence,
@@ -188,7 +197,7 @@ class Header:
             age=tuple(columns[4]),
             stale=int(max(columns[5])),
             bad=next(bad, None),
-            notes=tuple(zip(*columns[_BY_RANK:], strict=True)) if self._notes else ((),) * size,
+            notes=_rows(columns[_BY_RANK : self._marks], size),
             micro_batches=int(micro_batches),
             weight=sum(weight),
             stale_samples=stale_samples,
@@ -199,7 +208,12 @@ class Header:
                 numbers[self._rates : self._used], contributors, sum(samples)
             ),
             used=tuple(count > 0 for count in numbers[self._used :]),
+            marks=_rows(columns[self._marks :], size),
         )
+
+
+def _rows(columns: Sequence[Sequence[float]], size: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(zip(*columns, strict=True)) if columns else ((),) * size
 
 
 @lru_cache(maxsize=8)

@@ -40,12 +40,23 @@ class Members(Presence):
     """The part of an engine that lives through a loss."""
 
     __slots__ = ()
+    marks = True
+    """Whether rounds carry the marks of those who give to them: see data/again.py."""
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
         if self._world.survives:
             self._world.regroups.append(self)
+            self._tell_step()
+            self._world.control.add(f"{self._place}/tells/{self._world.rank}", 1)
         super().begin()
+
+    def _tell_step(self) -> None:
+        """Leave word of what this worker has computed: if it is lost, nobody else knows."""
+        if self._world.dealing is not None:
+            self._mark = self._world.dealing.mark()
+        key = f"{self._place}/computed/{self._world.rank}"
+        self._world.control.set(key, repr(self._computed).encode())
 
     def epoch_over(self) -> None:
         """A worker is lost: have everything come out of the old epoch, and regroup."""
@@ -71,8 +82,18 @@ class Members(Presence):
                             self._begin_backgrounds()
                         self._state.notify_all()
                         break
+        self._count_lost()
         self._say_lost(world.now() - began_s)
         self._say_again()
+
+    def given_marks(self, epoch: int) -> list[tuple[int, int]] | None:
+        """Which of their data all have given, those who are lost too; all agree on it.
+
+        None if these rounds do not say, or are over.
+        """
+        with self._state:
+            self._state.wait_for(lambda: not self._regrouping or self._world.epoch != epoch)
+            return None if self._ended or not self.marks else list(self._marks)
 
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and be as far as they are."""
@@ -146,16 +167,28 @@ class Members(Presence):
             self._settled, self._ended = False, True
             self._state.notify_all()
 
+    def _count_lost(self) -> None:
+        """Count what lost workers had computed, as they told, and given to no round."""
+        world = self._world
+        for rank in {*range(world.size)}.difference(world.members, self._missed):
+            with suppress(EpochOver):  # then later
+                if world.control.add(f"{self._place}/tells/{rank}", 0):
+                    told = float(world.control.get(f"{self._place}/computed/{rank}"))
+                    self.lost_samples += max(told - self._given_by[rank], 0.0)
+                self._missed.add(rank)
+
     def _say_lost(self, took_s: float) -> None:
         """One line for a person, and one for the records."""
         world = self._world
         left, size, number = len(world.members), world.size, self.knows_rounds
         if world.rank == world.members[0]:
             logger.warning(
-                "%s; %d of %d workers go on, after %.3f s", world.loss, left, size, took_s
+                "%s; %d of %d workers go on, after %.3f s; %g samples are lost in all",
+                *(world.loss, left, size, took_s, self.lost_samples),
             )
         if world.records is not None:
             facts = {"words": world.loss, "workers": left, "took_s": took_s, "round": number}
+            facts["lost_samples"] = self.lost_samples
             world.records({"kind": "lost", "rank": world.rank, "at_s": world.now(), **facts})
 
     def _say_again(self) -> None:

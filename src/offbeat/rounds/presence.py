@@ -175,3 +175,4 @@ class Presence(Background):
                 self._quorum = Quorum.of(state["chosen"], self._world.size)
             self._arrivals.begin(self._first_start())
             self.piles.growing.load_state_dict(state["pile"])
+            self._computed = self.piles.samples

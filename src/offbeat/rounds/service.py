@@ -67,9 +67,18 @@ class Service(State):
             self.early.finished()
         if self._world.survives:
             self._keep_result(pile)
+            self._note_given(shares)
         ended_s = self._world.now()
         self._exchange_s = ended_s - began_s
         self._log_round(number, pile, shares, began_s, ended_s)
+
+    def _note_given(self, shares: Shares) -> None:
+        """Know what everybody has given, in case that it is lost."""
+        for rank, samples in enumerate(shares.samples):
+            self._given_by[rank] += samples
+        for rank, (turn, batch) in enumerate(shares.marks):
+            if turn:
+                self._marks[rank] = int(turn), int(batch)
 
     def _keep_result(self, pile: Pile) -> None:
         """Have what was summed up until the next round is, for who may have missed it.
@@ -191,6 +200,7 @@ class Service(State):
             ends=self._ends,
             rates=self._rates,
             used=pile.used,
+            mark=(0, 0) if keeps else self._mark,
         )
 
     def _weight_of_late(self) -> float:

@@ -46,6 +46,7 @@ class State:
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
+        *("_computed", "_given_by", "_mark", "_marks", "_missed", "lost_samples"),
         *("_following", "_header", "_latest", "_make", "_over", "_regrouping", "_running"),
     )
 
@@ -68,7 +69,8 @@ class State:
         self._choose = choose
         # `choose` sets after every round how many must be on time for the next one, from what was
         # measured; it must be the same pure function on every worker.
-        header = told.header(world.size, len(layout.slots), notes + 3 * (choose is not None), rates)
+        notes += 3 * (choose is not None)
+        header = told.header(world.size, len(layout.slots), notes, rates, world.survives)
         self._make: Callable[[Channel], Exchange] = lambda channel: exchange(
             world, channel, layout, header
         )
@@ -138,6 +140,13 @@ class State:
         self._regrouping = False  # it does so
         self._running = 0  # who is in the middle of something that ends with an epoch
         self._latest: list[Tensor] = []  # what the latest round summed up, for who has missed it
+        self._mark = 0, 0  # which of its data this worker has computed: see data/again.py
+        self._marks = [(0, 0)] * world.size  # and which of theirs all have given
+        self._computed = 0.0  # samples that this worker has put on its pile
+        self._given_by = [0.0] * world.size  # and those that rounds hold of everybody
+        self._missed: set[int] = set()  # lost workers whose lost samples are counted
+        self.lost_samples = 0.0
+        """What lost workers had computed, as they told, and given to no round."""
         self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = told.quorum_of(rules.quorum, world.size)
         self._period_quorum = told.quorum_of(rules.period_quorum, world.size)

@@ -162,6 +162,13 @@ class Regrouping(Protocol):
         """The members have changed: begin anew, in the background. Must not block."""
 
 
+class Dealing(Regrouping, Protocol):
+    """What deals data among the workers, and does so again with what a lost one had in hand."""
+
+    def mark(self) -> tuple[int, int]:
+        """How far this worker's program is: which of its turns it is in, and at which batch."""
+
+
 class Closeable(Protocol):
     """Something attached to a world."""
 
@@ -209,6 +216,8 @@ class World(ABC):
         """What has ended the epoch before this one, in words."""
         self.regroups: list[Regrouping] = []
         """Who is told when the members have changed."""
+        self.dealing: Dealing | None = None
+        """Who is told of it after all others."""
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
@@ -296,6 +305,8 @@ class World(ABC):
         self.members, self.epoch = members, epoch
         for each in list(self.regroups):
             each.epoch_over()
+        if self.dealing is not None:
+            self.dealing.epoch_over()
 
     @abstractmethod
     def condition(self, name: str) -> Condition:

@@ -1,0 +1,161 @@
+"""A worker is lost, and what it had in hand is dealt again: every sample counts once an epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat.clusters import Cluster
+from offbeat.data.settling import Held, Settled, settle
+from offbeat.testing import processes
+
+EPOCHS = 2
+
+
+class Blocks:
+    """A sampler with other indices in every epoch: so it is seen which epoch a sample is of."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        first = self._epoch * self._samples
+        yield from range(first, first + self._samples)
+
+
+class Loop:
+    """Trains over dealt data; returns how often every sample of every epoch was applied.
+
+    The gradient of a sample is 1 for a parameter of its own, which nobody else has.
+    """
+
+    def __init__(self, algorithm: offbeat.Algorithm, samples: int = 24, **loading: Any) -> None:
+        self.algorithm, self.samples, self.loading = algorithm, samples, loading
+        self.ended: dict[int, float] = {}
+        """When each worker's last epoch ended."""
+
+    def __call__(self, victim: int | None = None, steps: int = 0) -> torch.Tensor:
+        model = torch.nn.ParameterList([torch.zeros(EPOCHS * self.samples, dtype=torch.float64)])
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        dataset = TensorDataset(torch.arange(EPOCHS * self.samples))
+        deal = offbeat.Deal(dataset, 2, sampler=Blocks(self.samples))
+        loader: Any = DataLoader(dataset, batch_sampler=deal, **self.loading)
+        applied = torch.zeros_like(model[0])
+        with offbeat.attach(model, opt, self.algorithm, survive=True) as dp:
+            dp.on_round(lambda _, each: applied.add_(each.sum.views[0]))
+            for _ in range(EPOCHS):
+                for (index,) in loader:
+                    opt.zero_grad()
+                    model[0][index].sum().backward()
+                    opt.step()
+                    steps -= dp.rank == victim
+                    if dp.rank == victim and steps == 0:
+                        kill = threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGKILL))
+                        kill.daemon = True
+                        kill.start()
+            self.ended[dp.rank] = dp.seconds
+        return applied
+
+
+def cluster(*crashes: tuple[int, float]) -> Cluster:
+    events = "".join(
+        f"[[event]]\nkind = 'crash'\nworker = {rank}\nat_s = {moment}\n" for rank, moment in crashes
+    )
+    return Cluster.parse(
+        "workers = 3\nspeed = [1.0, 0.6, 0.9]\n[compute]\nstep_s = 1.0\n"
+        f"[network]\nlatency_s = 0.001\n{events}"
+    )
+
+
+METHODS = [offbeat.SyncSGD(), offbeat.EagerSGD("majority"), offbeat.ABSSGD()]
+
+
+@pytest.mark.parametrize("algorithm", METHODS, ids=str)
+def test_every_sample_counts_once_an_epoch_whenever_workers_are_lost(
+    algorithm: offbeat.Algorithm,
+) -> None:
+    random, lost, late = Random(str(algorithm)), 0, 0
+    seconds = offbeat.run(Loop(algorithm), cluster()).seconds
+    for number in range(12):
+        first, second = random.sample(range(3), 2)
+        crashes = [(first, random.uniform(0.0, seconds))]
+        if number % 3 == 2:  # another one, at the same time, while the others settle, or later
+            after_s = random.choice([0.0, 1e-3, 2e-3, 3e-3, 5e-3, 1.5])
+            crashes.append((second, crashes[0][1] + after_s))
+        loop = Loop(algorithm)
+        results = offbeat.run(loop, cluster(*crashes)).results
+        survivors = [rank for rank, applied in enumerate(results) if applied is not None]
+        lost += 3 - len(survivors)
+        for rank in survivors:
+            if max(crashes[0][1], crashes[-1][1]) < max(loop.ended[each] for each in survivors):
+                assert results[rank].unique().tolist() == [1.0], (crashes, results[rank])
+            else:  # nobody was left in the loop to be dealt anything
+                late += 1
+                assert results[rank].max() == 1.0, (crashes, results[rank])
+    assert lost > 10
+    assert late < 10
+
+
+def test_what_a_lost_worker_held_and_had_not_given_is_left() -> None:
+    """Of ten batches two are not dealt yet; worker 2 has given 3, and had 5 and 8 in hand."""
+    zero, one = Held(1, "a", 1, 0, 10, [], [[0, 1], [2, 3]]), Held(1, "a", 1, 0, 10, [], [[1, 2]])
+    two = Held(1, "a", 1, 0, 10, [], [[3, 4], [5, 6], [8, 9]])
+    zero.dealt += [[4, 5], [6, 8]]
+    settled = settle(Settled(), {0: [zero], 1: [one]}, [([two], (1, 1))])
+    (left,) = settled.left
+    assert (left.gone, left.rest) == ([[3, 4]], [[5, 6], [8, 10]])
+    # Worker 1 is lost as well, in the middle of its first step.
+    (left,) = settle(settled, {0: [zero]}, [([one], (0, 0))]).left
+    assert (left.gone, left.rest) == ([[3, 4]], [[1, 2], [5, 6], [8, 10]])
+
+
+def test_what_is_left_of_a_turn_that_is_over_comes_in_the_next() -> None:
+    """Worker 1 had number 2 of epoch 7 in hand; worker 0 has ended that, and is in the next."""
+    zero = [Held(1, "a", 1, 7, 4, [], [[0, 2], [3, 4]], over=True), Held(2, "a", 2, 8, 4, [], [])]
+    one = [Held(1, "a", 1, 7, 4, [], [[2, 3]])]
+    settled = settle(Settled(), {0: zero}, [(one, (0, 0))])
+    _, after = settled.left
+    assert (after.turn, after.extras, after.rest) == (2, [[7, 2]], [[4, 5], [0, 4]])
+    again = settle(settled, {0: zero}, []).left
+    assert [each.extras for each in again] == [[], [[7, 2]]]  # once
+    # Had it not begun the next, that would wait for it there.
+    _, after = settle(Settled(), {0: zero[:1]}, [(one, (0, 0))]).left
+    assert (after.turn, after.count, after.extras) == (2, None, [[7, 2]])
+
+
+# --- real processes ------------------------------------------------------------------------
+
+
+def _killed_one_after_another() -> list[Any]:
+    """Loaders without processes, and with some that fetch ahead; another worker dies in each."""
+    found = []
+    for victim, workers in ((3, 0), (2, 2)):
+        context = {"multiprocessing_context": "fork"} if workers else {}
+        loop = Loop(offbeat.EagerSGD("majority"), 160, num_workers=workers, **context)
+        found.append(loop(victim, 7).unique().tolist())
+    return found
+
+
+@pytest.mark.real
+def test_every_sample_counts_once_an_epoch_when_a_process_is_killed() -> None:
+    ended = processes(_killed_one_after_another, 4, check=False, time_out_s=100)
+    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * 2
+    for one in ended[:2]:
+        assert one.error is None, one.error
+        assert one.result == [[1.0], [1.0]]
