@@ -43,14 +43,11 @@ def page(runs: Runs) -> str:
         facts=" · ".join(map(html.escape, _facts(runs))),
         verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
         table=_table(runs),
-        failures=_failures(runs),
-        options="".join(
-            f'<option value="{number}">{html.escape(run.name)}</option>'
-            for number, run in enumerate(runs)
-        ),
-        details=_details(runs),
+        failures=failures(runs),
+        options=options(runs),
+        details=details(runs),
         style=part("page/style.css"),
-        data=as_json(_data(runs)),
+        data=as_json(data(runs)),
         library=as_script(part("vendor/echarts.min.js")),
         scripts=as_script("\n".join(map(part, _SCRIPTS))),
     )
@@ -94,7 +91,16 @@ def _table(runs: Runs) -> str:
     return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
 
 
-def _failures(runs: Runs) -> str:
+def options(runs: Runs) -> str:
+    """The runs that can be looked at."""
+    return "".join(
+        f'<option value="{number}">{html.escape(run.name)}</option>'
+        for number, run in enumerate(runs)
+    )
+
+
+def failures(runs: Runs) -> str:
+    """The runs that failed, and why."""
     return "".join(
         f"<details><summary><b>{html.escape(run.name)} failed</b> {html.escape(run.failure)}"
         f"</summary><pre>{html.escape(run.error)}</pre></details>"
@@ -103,7 +109,8 @@ def _failures(runs: Runs) -> str:
     )
 
 
-def _details(runs: Runs) -> str:
+def details(runs: Runs) -> str:
+    """How to run it again."""
     seeds = _seeds(runs)
     written = _each(run.about.offbeat for run in runs)
     parts = [
@@ -155,7 +162,8 @@ def _count(number: int, name: str) -> str:
 # --- data ----------------------------------------------------------------------------------------
 
 
-def _data(runs: Runs) -> dict[str, Any]:
+def data(runs: Runs) -> dict[str, Any]:
+    """What the charts are drawn from."""
     found = {id(run): spans(run) for run in runs}
     return {
         "seconds": seconds_of(runs),
