@@ -18,15 +18,13 @@ from typing import Any
 from offbeat.report.columns import packed
 from offbeat.report.curves import curve
 from offbeat.report.files import WholeFile
-from offbeat.report.pieces import as_json, as_script, breakable, part
+from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES, seconds_by_state, spans
 from offbeat.report.summary import cells, headings, rows, seconds_of
 
-_SCRIPTS = (
-    *("page/look.js", "page/shared.js", "page/timeline.js"),
-    *("page/charts.js", "page/page.js"),
-)
+CHARTS = ("look.js", "shared.js", "timeline.js", "charts.js", "runs.js")
+"""Scripts of page/ that draw what `data` gives, on any page that has places for it."""
 
 
 def write(runs: Runs, path: str | Path) -> None:
@@ -49,7 +47,7 @@ def page(runs: Runs) -> str:
         style=part("page/style.css"),
         data=as_json(data(runs)),
         library=as_script(part("vendor/echarts.min.js")),
-        scripts=as_script("\n".join(map(part, _SCRIPTS))),
+        scripts=scripts_of(*CHARTS, "page.js"),
     )
 
 
