@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -217,10 +217,11 @@ class Comparison:
         return done
 
     def begin_line(self, entrant: Entrant, seed: int) -> Line:
+        method = entrant.method(self.budget)
         return {
             "kind": "run",
             "label": entrant.label,
-            "algorithm": repr(entrant.method(self.budget)) if entrant.settings else "",
+            "algorithm": repr(method) if is_dataclass(method) else "",
             "world": self.world,
             "cluster": self.cluster.name if self.paced else "this machine",
             "cluster_file": to_toml(self.cluster) if self.paced else "",
