@@ -1,106 +1,117 @@
-"""Forgetting: FedCBDR beside its baselines, digits and Fashion-MNIST in 5 tasks, 5 clients.
+"""Forgetting: FedCBDR beside its baselines, 5 clients, on digits, Fashion-MNIST and CIFAR-10.
 
     python benchmarks/federated.py --json benchmarks/results/federated.json
+    python benchmarks/federated.py --only cifar10-3 --json ...
 
-In virtual time, every method with the same rounds and seeds. Settings were set before any result.
-Rows that the file has already are kept: a run that was stopped goes on.
+In virtual time, every method with the same rounds and seeds. Settings were set before any result;
+data, nets and rounds are those of `offbeat federated`. Rows that the file has already are kept: a
+run that was stopped goes on. Data that are not installed are left out.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from common import fashion, fashion_folder, held, options, write
-from torch import Tensor, nn
+from common import held, options, write
 
-import offbeat
 from offbeat import federated as fed
-from offbeat.lab import digits
+from offbeat.lab.federation import Comparison, Result
+from offbeat.lab.federation.tasks import CLASSES, Samples
+from offbeat.lab.progress import Progress
+from offbeat.lab.runners import Virtual
 
-TASKS, CLIENTS, BETA = 5, 5, 0.5
-BUDGETS = {"digits": 20, "fashion": 100}  # samples of a task, over all clients
-SETTINGS = {
-    "digits": fed.Settings(rounds=10, epochs=2, batch=16, lr=0.1),
-    "fashion": fed.Settings(rounds=10, epochs=2, batch=64, lr=0.05),
-}
-FASHION_SAMPLES = 10_000
 SEEDS = 3
-METHODS: dict[str, Callable[[int], fed.Method]] = {
-    "finetune": lambda budget: fed.Method(),
-    "ewc": lambda budget: fed.EWC(),
-    "lwf": lambda budget: fed.LwF(),
-    "uniform": lambda budget: fed.Uniform(budget=budget),
-    "importance": lambda budget: fed.Importance(budget=budget),
-    "fedcbdr": lambda budget: fed.FedCBDR(budget=budget),
-    "fedcbdr, no temperatures": lambda budget: fed.FedCBDR(budget=budget, balance="none"),
-    "fedcbdr, logit adjustment": lambda budget: fed.FedCBDR(budget=budget, balance="adjusted"),
-    "fedcbdr, no quotas": lambda budget: fed.FedCBDR(budget=budget, by_class=False),
-    "fedcbdr, no quotas, svd": lambda budget: fed.FedCBDR(
-        budget=budget, by_class=False, scores="svd"
-    ),
-    "fedcbdr, no quotas, svd without un-masking": lambda budget: fed.FedCBDR(
-        budget=budget, by_class=False, scores="svd-masked"
-    ),
-    "joint": lambda budget: fed.Joint(),
+METHODS = {
+    "finetune": "finetune",
+    "ewc": "ewc",
+    "lwf": "lwf",
+    "uniform": "uniform",
+    "importance": "importance",
+    "fedcbdr": "fedcbdr",
+    "fedcbdr, no temperatures": "fedcbdr:balance=none",
+    "fedcbdr, logit adjustment": "fedcbdr:balance=adjusted",
+    "fedcbdr, no quotas": "fedcbdr:by_class=false",
+    "fedcbdr, no quotas, svd": "fedcbdr:by_class=false,scores=svd",
+    "fedcbdr, no quotas, svd without un-masking": "fedcbdr:by_class=false,scores=svd-masked",
+    "joint": "joint",
 }
+CHOICES = ("uniform", "fedcbdr", *(name for name in METHODS if "no quotas" in name))
+"""Those that differ by which samples they keep."""
 QUICK = ("finetune", "uniform", "fedcbdr", "joint")
+SETUPS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "digits": ("digits", 5, tuple(METHODS)),
+    "fashion": ("fashion", 5, tuple(METHODS)),
+    "fashion-rare": ("fashion", 5, CHOICES),  # in every task, one class has a tenth of its samples
+    "cifar10-3": ("cifar10", 3, tuple(METHODS)),
+    "cifar10-5": ("cifar10", 5, tuple(METHODS)),
+}
+RARE = 0.1
 
 
-def data(task: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Samples to train on, and to test on; None if they are not installed."""
-    if task == "digits":
-        return digits.split(seed)
-    if (folder := fashion_folder()) is None:
+def rarer(samples: Callable[[int], Samples]) -> Callable[[int], Samples]:
+    """The same data, but of the second class of every task only a tenth."""
+
+    def fewer(seed: int) -> Samples:
+        x, y, *test = samples(seed)
+        groups = fed.class_groups(torch.arange(CLASSES), 5, seed=seed)
+        kept = torch.ones(len(y), dtype=torch.bool)
+        for _, rare in groups:
+            its = (y == rare).nonzero().flatten()
+            kept[its[round(RARE * len(its)) :]] = False
+        return (x[kept], y[kept], *test)  # type: ignore[return-value]
+
+    return fewer
+
+
+def comparison(setup: str) -> Comparison:
+    """Everything that is decided before a run; ValueError if the data are not there."""
+    task, tasks, names = SETUPS[setup]
+    chosen = Comparison.of([METHODS[name] for name in names], task=task, tasks=tasks, seeds=SEEDS)
+    if setup == "fashion-rare":
+        rare = replace(chosen.task, samples=rarer(chosen.task.samples))
+        chosen = replace(chosen, task=rare)
+    return chosen
+
+
+def measured(setup: str, chosen: Comparison, name: str, seed: int) -> dict[str, Any]:
+    with Virtual() as runner:
+        result, _ = chosen.one(runner, (METHODS[name], seed), Progress())
+    if result.error is not None:
+        raise RuntimeError(result.error)
+    figures = {key: value for key, value in asdict(result).items() if key in KEPT}
+    return {"task": setup, "method": name, "seed": seed, **_named(result), **figures}
+
+
+KEPT = ("by_task", "forgetting", "histogram", "sum_bytes", "sent_bytes", "process_s")
+
+
+def _named(result: Result) -> dict[str, Any]:
+    return {"accuracy": result.seen_accuracy, "virtual_s": result.seconds}
+
+
+def imbalance(row: dict[str, Any]) -> float | None:
+    """How far the two classes of a task are apart in the buffer, over their sum; of two only."""
+    counts = row["histogram"]
+    if row["task"] == "cifar10-3" or row["method"] == "joint" or not sum(counts):
         return None
-    x, y = fashion(folder, "train")
-    some = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:FASHION_SAMPLES]
-    test_x, test_y = fashion(folder, "t10k")
-    return x[some].flatten(1), y[some], test_x.flatten(1), test_y
+    pairs = list(zip(counts[::2], counts[1::2], strict=True))
+    return statistics.fmean(abs(a - b) / (a + b) for a, b in pairs if a + b)
 
 
-def net(inputs: int, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def client(task: str, name: str, seed: int, samples: Any) -> fed.History:
-    x, y, test_x, test_y = samples
-    split = partial(_split, clients=CLIENTS)
-    stream = fed.Stream.of(x, y, tasks=TASKS, clients=CLIENTS, seed=seed, split=split)
-    settings = fed.Settings(**{**vars(SETTINGS[task]), "seed": seed})
-    method = METHODS[name](BUDGETS[task])
-    return fed.learn(net(x.shape[1], seed), stream, method, settings, (test_x, test_y))
-
-
-def _split(labels: Tensor, seed: int, clients: int) -> list[Tensor]:
-    return fed.dirichlet(labels, clients, BETA, seed=seed)
-
-
-def measured(task: str, name: str, seed: int, samples: Any) -> dict[str, Any]:
-    began = time.process_time()
-    run = offbeat.run(lambda: client(task, name, seed, samples), "uniform-8", workers=CLIENTS)
-    first: fed.History = run.results[0]
-    return {
-        "task": task,
-        "method": name,
-        "seed": seed,
-        "accuracy": first.seen_accuracy,
-        "by_task": first.accuracy,
-        "forgetting": first.forgetting,
-        "histogram": first.histograms[-1],
-        "sum_bytes": sum(each.sent_bytes for each in run.results),
-        "virtual_s": run.seconds,
-        "process_s": time.process_time() - began,
-    }
+def rare_share(row: dict[str, Any]) -> float | None:
+    """The share of the rare classes in the buffer."""
+    counts = row["histogram"]
+    return sum(counts[1::2]) / sum(counts) if row["task"] == "fashion-rare" else None
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    print(f"{'task':8} {'method':44} {'accuracy':>18} {'forgotten':>9} {'kB':>8} {'CPU s':>6}")
+    print(
+        f"{'task':12} {'method':43} {'accuracy':>18} {'lost':>5} {'apart':>5} {'rare':>5} kB CPU s"
+    )
     for task, name in dict.fromkeys((row["task"], row["method"]) for row in rows):
         its = [row for row in rows if (row["task"], row["method"]) == (task, name)]
         last = [100 * row["accuracy"][-1] for row in its]
@@ -109,22 +120,34 @@ def table(rows: list[dict[str, Any]]) -> None:
             statistics.fmean(row[key] for row in its)
             for key in ("forgetting", "sum_bytes", "process_s")
         )
-        print(f"{task:8} {name:44} {spread:>18} {forgotten:9.3f} {sent / 1e3:8.0f} {took:6.1f}")
+        shares = [_mean(map(figure, its)) for figure in (imbalance, rare_share)]
+        print(
+            f"{task:12} {name:43} {spread:>18} {100 * forgotten:5.1f} {shares[0]:>5} "
+            f"{shares[1]:>5} {sent / 1e3:.0f} {took:.1f}"
+        )
+
+
+def _mean(values: Any) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):.2f}" if known else ""
 
 
 def main() -> None:
-    asked = options(__doc__ or "").parse_args()
-    torch.set_num_threads(1)
+    parser = options(__doc__ or "")
+    parser.add_argument("--only", choices=SETUPS, action="append", help="one of the set-ups")
+    asked = parser.parse_args()
     rows = held(asked.json)
     done = {(row["task"], row["method"], row["seed"]) for row in rows}
-    for task in ("digits",) if asked.quick else ("digits", "fashion"):
+    for setup in ("digits",) if asked.quick else asked.only or SETUPS:
+        try:
+            chosen = comparison(setup)
+        except ValueError as missing:
+            print(f"{setup} is left out: {missing}")
+            continue
         for seed in range(1 if asked.quick else SEEDS):
-            if (samples := data(task, seed)) is None:
-                print("Fashion-MNIST is not installed: left out")
-                break
-            for name in QUICK if asked.quick else METHODS:
-                if (task, name, seed) not in done:
-                    rows.append(measured(task, name, seed, samples))
+            for name in QUICK if asked.quick else SETUPS[setup][2]:
+                if (setup, name, seed) not in done:
+                    rows.append(measured(setup, chosen, name, seed))
                     write(asked.json, {"rows": rows})
     table(rows)
 

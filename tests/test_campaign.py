@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from offbeat import report
 from offbeat.cli import app
 from offbeat.errors import ReportError
-from offbeat.lab.campaign import PROCESSES, Campaign, ResultsFile
+from offbeat.lab.campaign import PROCESSES, Campaign
 from offbeat.lab.campaign_file import Settings
 from offbeat.lab.progress import Progress
 from offbeat.lab.results import Result
+from offbeat.lab.results_file import ResultsFile
 
 SMALL: dict[str, Any] = {
     "algorithms": ["sync", "eager"],
@@ -107,7 +108,7 @@ def test_results_of_something_else_are_refused_and_left_alone(tmp_path: Path) ->
 
 def test_two_campaigns_do_not_write_into_one_file(tmp_path: Path) -> None:
     first = ResultsFile(tmp_path / "r.jsonl")
-    with pytest.raises(ReportError, match="another campaign is writing there"):
+    with pytest.raises(ReportError, match="another command is writing there"):
         ResultsFile(tmp_path / "r.jsonl")
     first.close()
     ResultsFile(tmp_path / "r.jsonl").close()

@@ -206,6 +206,32 @@ def test_bad_input_is_named() -> None:
         offbeat.run(lambda: learnt(fed.Method), "uniform-8", workers=2)
 
 
+def _of_parts(parts: Any, x: Tensor, budget: int = 6) -> Any:
+    """Three clients that have these samples of two tasks."""
+    y = torch.arange(60) % 4
+
+    def client() -> Any:
+        stream = fed.Stream(x, y, ((0, 1), (2, 3)), parts)
+        method = fed.FedCBDR(budget=budget)
+        return fed.learn(_net(), stream, method, fed.Settings(rounds=1), (x, y)).histograms
+
+    return offbeat.run(client, "uniform-8", workers=3).results
+
+
+def test_a_task_without_data_a_small_buffer_and_features_without_number_end_the_run() -> None:
+    x, some = torch.randn(60, 64, generator=draw_of()), torch.arange(60)
+    first, second = some[some % 4 < 2], some[some % 4 > 1]
+    parts = ((first[:10], first[10:20], first[20:]), (second[:10], second[10:20], second[20:]))
+    assert _of_parts(parts, x)[0] == [[3, 3], [3, 3, 3, 3]]
+    with pytest.raises(ValueError, match="task 1 has no data on any client: leave it out"):
+        _of_parts((parts[0], (some[:0],) * 3), x)
+    with pytest.raises(ValueError, match="set the budget to 2 or more"):
+        _of_parts(parts, x, budget=1)
+    x[parts[0][1][3]] = float("nan")
+    with pytest.raises(ValueError, match="of 10 samples of client 1 are not finite"):
+        _of_parts(parts, x)
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_client_that_is_lost_between_tasks_is_left_out(secure: bool) -> None:
     """It has given its part of the scores, and is gone when samples are chosen."""

@@ -15,6 +15,7 @@ import offbeat
 from offbeat.cli import report
 from offbeat.cli.campaign import campaign
 from offbeat.cli.doctor import doctor
+from offbeat.cli.federated import federated
 from offbeat.cli.launch import SETTINGS, launch
 from offbeat.cli.league import league
 from offbeat.cli.profile import profile
@@ -156,5 +157,6 @@ def clusters(
 app.command()(race)
 app.command()(campaign)
 app.command()(league)
+app.command()(federated)
 app.command()(report.report)
 app.command()(report.trace)

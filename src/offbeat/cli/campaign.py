@@ -15,8 +15,9 @@ from offbeat import report as reports
 from offbeat.cli.race import FAILED, INTERRUPTED, WRONG, cores
 from offbeat.errors import OffbeatError
 from offbeat.lab import progress, verdict
-from offbeat.lab.campaign import PROCESSES, Campaign, ResultsFile, check_engine
+from offbeat.lab.campaign import PROCESSES, Campaign, check_engine
 from offbeat.lab.campaign_file import Settings
+from offbeat.lab.results_file import ResultsFile
 
 _WIDE = 100
 

@@ -12,19 +12,23 @@ method remember; then see how well all classes so far are told apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.attach import attach
+from offbeat.attach import Attachment, attach
 from offbeat.federated.averaging import FedAvg
 from offbeat.federated.client import Client
 from offbeat.federated.methods import Method
 from offbeat.federated.streams import Stream
+from offbeat.records import Sink
 from offbeat.worlds import enter_world, leave_world
+
+Tell = Callable[[dict[str, Any]], None]
+"""Hears after every round how far a client has come."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,10 @@ class History:
     """When each task was over."""
     sent_bytes: int = 0
     """For sums and scores, by this client; models not counted."""
+    rounds: int = 0
+    """Of all tasks."""
+    samples: float = 0.0
+    """In the applied rounds, of all clients."""
 
     @property
     def forgetting(self) -> float:
@@ -99,9 +107,11 @@ def learn(
     method: Method,
     settings: Settings,
     test: tuple[Tensor, Tensor],
+    tell: Tell | None = None,
 ) -> History:
     """Be one client, of as many as the stream was made for, through all tasks."""
     world = enter_world(survivors=1 if settings.survive else None)
+    recorded = world.records
     try:
         if stream.clients != world.size:
             raise ValueError(
@@ -115,15 +125,20 @@ def learn(
             client.see(classes)
             if not int(client.class_counts(y, classes).sum()):
                 raise ValueError(f"task {task} has no data on any client: leave it out")
+            world.records = _counted_on(recorded, history.rounds)
+            say = None if tell is None else _saying(tell, client, history, stream, settings, task)
             method.begin(client, model, x, y)
-            train(client, model, method, *method.data(x, y), settings, task)
+            dp = train(client, model, method, *method.data(x, y), settings, task, say)
+            history.rounds += dp.round
+            history.samples += sum(each.samples for each in dp.stats().history)
             method.end(model, x, y)
-            _note(history, client, model, method, stream, test)
+            _note(history, client, model, method, stream, test, recorded)
         history.sent_bytes = client.sent_bytes
         client.close()
     except BaseException as error:
         leave_world(world, error)
         raise
+    world.records = recorded
     leave_world(world)
     return history
 
@@ -136,7 +151,8 @@ def train(
     y: Tensor,
     settings: Settings,
     task: int,
-) -> None:
+    say: Callable[[Attachment, float | None], None] | None = None,
+) -> Attachment:
     """Make the rounds of a task; all clients have the same model at its end."""
     optimizer = torch.optim.SGD(
         model.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay
@@ -148,18 +164,55 @@ def train(
         grace_s=settings.grace_s,
     )
     batches, round_ = _batches(len(y), settings.batch, client.private), -1
+    latest: Tensor | None = None
     with attach(model, optimizer, algorithm, survive=settings.survive) as dp:
         for _ in dp.rounds(settings.rounds):
             if dp.round != round_:
                 round_ = dp.round
                 optimizer.state.clear()
+                if say is not None:
+                    say(dp, None if latest is None else float(latest))
             optimizer.zero_grad()
             if len(y) and client.rank in _drawn(client, settings, task, round_):
                 some = next(batches)
                 dp.samples(len(some))
-                torch.autograd.backward(method.loss(model, x[some], y[some]))
+                loss = method.loss(model, x[some], y[some])
+                torch.autograd.backward(loss)
+                latest = loss.detach()
             optimizer.step()
     dp.detach()
+    return dp
+
+
+def _counted_on(sink: Sink | None, first: int) -> Sink | None:
+    """A sink of records in which the rounds of a task follow those of the tasks before."""
+    if sink is None:
+        return None
+
+    def counted(line: dict[str, Any]) -> None:
+        has = line.get("round") is not None
+        sink({**line, "round": line["round"] + first} if has else line)
+
+    return counted
+
+
+def _saying(
+    tell: Tell, client: Client, history: History, stream: Stream, settings: Settings, task: int
+) -> Callable[[Attachment, float | None], None]:
+    """What a client says at the beginning of a round; its keys are those of a race's progress."""
+
+    def say(dp: Attachment, loss: float | None) -> None:
+        stats = dp.stats()
+        done = min(dp.round / settings.rounds, 1.0)
+        tell(
+            {"rank": client.rank, "task": task, "seconds": dp.seconds}
+            | {"rounds": history.rounds + dp.round, "loss": loss}
+            | {"share": (task + done) / len(stream.classes)}
+            | {"accuracy": history.seen_accuracy[-1] if history.seen_accuracy else None}
+            | {"compute_s": stats.compute_s, "wait_s": stats.wait_s}
+        )
+
+    return say
 
 
 def _batches(samples: int, size: int, draw: torch.Generator) -> Iterator[Tensor]:
@@ -185,6 +238,7 @@ def _note(
     method: Method,
     stream: Stream,
     test: tuple[Tensor, Tensor],
+    sink: Sink | None,
 ) -> None:
     """Write down what came of a task."""
     history.histograms.append(client.counts(method.buffer.histogram(client.seen)).tolist())
@@ -197,3 +251,8 @@ def _note(
     history.accuracy.append([client.accuracy(model, x[one], y[one]) for one in its])
     seen = torch.stack(its).any(dim=0)
     history.seen_accuracy.append(client.accuracy(model, x[seen], y[seen]))
+    if sink is not None:
+        sink(
+            {"kind": "evaluation", "at_s": history.seconds[-1], "round": history.rounds}
+            | {"samples": history.samples, "loss": None, "accuracy": history.seen_accuracy[-1]}
+        )

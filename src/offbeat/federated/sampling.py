@@ -43,16 +43,22 @@ def keys(scores: Tensor, draw: torch.Generator, place: int, clients: int) -> Ten
 def thresholds(mine: Sequence[Tensor], quotas: Sequence[int], add: Sum) -> Tensor:
     """Return the key of the last sample to keep, class by class; -1 where none is kept."""
     ordered = [each.sort().values for each in mine]
+    return search(quotas, lambda ends: add(below(ordered, ends)))
+
+
+def below(ordered: Sequence[Tensor], ends: Tensor) -> Tensor:
+    """How many of a client's keys, class by class and in order, are at most each of these."""
+    pairs = zip(ordered, ends, strict=True)
+    return torch.stack([torch.searchsorted(its, each, right=True) for its, each in pairs])
+
+
+def search(quotas: Sequence[int], count: Sum) -> Tensor:
+    """Find the keys, digit by digit; `count` says how many keys of all are at most so large."""
     wanted = torch.tensor(quotas)
-    found = torch.zeros(len(mine), dtype=torch.int64)
+    found = torch.zeros(len(wanted), dtype=torch.int64)
     digits = torch.arange(1, 1 << _BITS)
     for level in reversed(range(_DIGITS)):
-        ends = found[:, None] + (digits << (level * _BITS)) - 1
-        below = [
-            torch.searchsorted(its, each, right=True)
-            for its, each in zip(ordered, ends, strict=True)
-        ]
-        counts = add(torch.stack(below))
+        counts = count(found[:, None] + (digits << (level * _BITS)) - 1)
         found += (counts < wanted[:, None]).sum(dim=1) << (level * _BITS)
     return torch.where(wanted > 0, found, -1)
 

@@ -7,24 +7,18 @@ file, a campaign does what is not there yet.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import offbeat
-from offbeat.errors import ReportError
 from offbeat.lab import ray_crew, running
 from offbeat.lab.campaign_file import Settings, mark
 from offbeat.lab.contestants import Contestant, told
 from offbeat.lab.progress import Progress
 from offbeat.lab.ray_crew import RayCrew
 from offbeat.lab.results import Result, end_line
+from offbeat.lab.results_file import ResultsFile, check_head
 from offbeat.records import Line
 
 VERSION = 1
@@ -157,7 +151,7 @@ class Campaign:
         if first is None:
             file.append(head)
             return
-        _check(first, head, file.path)
+        check_head(first, head, file.path)
         for line in lines:
             if line["kind"] == "tuned":
                 self._know(line["race"], line)
@@ -171,82 +165,3 @@ class Campaign:
         algorithm = replace(named.algorithm, **line["tuned"])  # type: ignore[type-var]
         found = {name: line[name] for name in ("rate", "tuned", "edge")}
         self.tuned[race, named.label] = replace(named, algorithm=algorithm, **found)
-
-
-class ResultsFile:
-    """Lines that are appended once each; one campaign writes into it at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = path.open("a+b", buffering=0)  # what failed must not come later
-        except OSError as error:
-            raise ReportError(f"{path}: cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise ReportError(
-                f"{path}: another campaign is writing there: let it end, or name another file"
-            ) from None
-
-    def append(self, *lines: Line) -> None:
-        """Write lines so that all of them are there, or none."""
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            while text:
-                text = text[self._file.write(text) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), end)
-            raise ReportError(
-                f"{self.path}: cannot be written: {error.strerror}; what was there is kept, and "
-                "the same command goes on from it"
-            ) from None
-
-    def lines(self) -> Iterator[Line]:
-        """What is there. The last run is cut off if a crash came while it was written down."""
-        self._file.seek(0)
-        found: list[Line] = []
-        whole = at = kept = 0
-        for number, raw in enumerate(self._file.read().splitlines(keepends=True), start=1):
-            at += len(raw)
-            if not raw.endswith(b"\n"):
-                break
-            found.append(self._parsed(number, raw))
-            if found[-1]["kind"] != "run":  # its result follows it
-                whole, kept = at, len(found)
-        if whole < at:
-            os.ftruncate(self._file.fileno(), whole)
-        return iter(found[:kept])
-
-    def _parsed(self, number: int, raw: bytes) -> Line:
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-            raise ReportError(f"{self.path}, line {number}: not a line of results: take it out")
-        return line
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _check(first: Line, head: Line, path: Path) -> None:
-    """Raise ReportError unless a file of results is of this campaign."""
-    if first.get("kind") != "campaign":
-        raise ReportError(f"{path}: not a file of a campaign's results: name another one")
-    for name, words in (("version", "another version of offbeat"), ("offbeat", "another version")):
-        if first.get(name) != head[name]:
-            raise ReportError(
-                f"{path}: its results are of {words} ({first.get(name)}, this is {head[name]}): "
-                "name another file, or move it away"
-            )
-    if first.get("mark") != head["mark"]:
-        raise ReportError(
-            f"{path}: its results are of a campaign with other settings: name another file, or "
-            "undo the change"
-        )

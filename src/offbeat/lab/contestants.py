@@ -9,16 +9,14 @@ cannot run, it is its equal `SyncSGD`.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import offbeat.algorithms
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
+from offbeat.lab.settings import nearest, parsed
 
 DDP = "ddp"
 _SIZES = {"msync": {"m": 0.75}}
@@ -98,11 +96,12 @@ def parse(spec: str) -> Contestant:
     known = algorithms()
     if name not in known:
         raise ValueError(
-            f"no algorithm is called {name!r}{_nearest(name, [*known, DDP])}\n"
+            f"no algorithm is called {name!r}{nearest(name, [*known, DDP])}\n"
             f"There are {', '.join([*known, DDP])}"
         )
-    settings = _settings(spec, known[name], rest)
-    begun = {key: value for key, value in _SIZES.get(name, {}).items() if key not in settings}
+    sizes = _SIZES.get(name, {})
+    settings = parsed(spec, known[name], rest, sizes, known[name].check_removed)
+    begun = {key: value for key, value in sizes.items() if key not in settings}
     try:
         return Contestant(spec, known[name](**settings, **begun), settings, tuned=begun)
     except (TypeError, ValueError) as error:
@@ -118,70 +117,3 @@ def check(contestants: Sequence[Contestant], workers: int) -> None:
             raise ValueError(f"{contestant.label}: {error}") from None
         if contestant.label in [other.label for other in contestants[:number]]:
             raise ValueError(f"{contestant.label} is named twice")
-
-
-def _settings(spec: str, algorithm: type[Algorithm], text: str) -> dict[str, Any]:
-    fields = {each.name: each for each in dataclasses.fields(algorithm) if each.init}  # type: ignore[arg-type]
-    hints = get_type_hints(algorithm)
-    settings: dict[str, Any] = {}
-    for part in text.split(",") if text else ():
-        key, equals, value = part.partition("=")
-        if not equals or not value:
-            raise ValueError(f"{spec}: settings look like name=value, got {part!r}")
-        try:
-            algorithm.check_removed(key, value)
-        except TypeError as error:
-            raise ValueError(f"{spec}: {error}") from None
-        if key not in fields:
-            has = f"It has {', '.join(fields)}" if fields else "It has none"
-            name = spec.partition(":")[0]
-            raise ValueError(f"{name} has no setting {key!r}{_nearest(key, [*fields])}\n{has}")
-        if key in settings:
-            raise ValueError(f"{spec}: {key} is given twice")
-        settings[key] = _value(spec, key, value, hints[key])
-    for name, each in fields.items():
-        bare = each.default is each.default_factory is dataclasses.MISSING
-        if bare and name not in settings and name not in _SIZES.get(spec.partition(":")[0], {}):
-            raise ValueError(
-                f"{spec} needs a value for {name}: {spec}{',' if text else ':'}{name}=..."
-            )
-    return settings
-
-
-def _value(spec: str, key: str, text: str, kind: Any) -> Any:
-    """Read a value as the strictest of the types that the setting may have."""
-    for read in _readers(kind):
-        try:
-            return read(text)
-        except (KeyError, ValueError):
-            continue
-    raise ValueError(f"{spec}: {key} must be {_described(kind)}, got {text!r}")
-
-
-def _readers(kind: Any) -> list[Callable[[str], Any]]:
-    choices = _choices(kind)
-    literals = {str(value): value for each in choices for value in get_args(each)}
-    readers: list[Callable[[str], Any]] = [literals.__getitem__]
-    if type(None) in choices:
-        readers.append({"none": None}.__getitem__)
-    if bool in choices:
-        readers.append({"true": True, "false": False}.__getitem__)
-    return [*readers, *(plain for plain in (int, float, str) if plain in choices)]
-
-
-def _choices(kind: Any) -> list[Any]:
-    return list(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else [kind]
-
-
-def _described(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
-    parts: list[str] = []
-    for each in _choices(kind):
-        literals = [str(value) for value in get_args(each)]
-        parts += literals or [words.get(each, "text")]
-    return " or ".join(parts)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]!r}?" if near else ""

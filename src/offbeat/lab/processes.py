@@ -1,4 +1,4 @@
-"""Real workers of a race: processes on this machine, started once and used for run after run.
+"""Real workers of a command: processes on this machine, started once and used for run after run.
 
 The store of the job lives here, so that any worker may die. Workers do not hear Ctrl-C: this
 process does, and ends them. If this process is killed, they notice and end as well.
@@ -11,12 +11,11 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -33,9 +32,20 @@ _VERDICT_S = 5.0
 """How long to wait, once a worker has failed, for the one that failed first to say why."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Protocol):
     """One run, as every worker gets it."""
+
+    @property
+    def records(self) -> Path:
+        """The folder into which each worker writes its records."""
+
+    def work(self, tell: Tell) -> Any:
+        """Be one worker of it; what this returns goes back."""
+
+
+@dataclass(frozen=True)
+class RaceJob:
+    """One run of a race."""
 
     task: str
     contestant: Contestant
@@ -43,7 +53,16 @@ class Job:
     seed: int
     cluster: Cluster
     records: Path
-    """The folder into which each worker writes its records."""
+
+    def work(self, tell: Tell) -> Outcome:
+        """Train, paced by the cluster."""
+        task = tasks.find(self.task)
+        return train(task, self.contestant, self.plan, self.seed, Shared(), tell, pace=self.cluster)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class _Failure:
 
 
 class Pool:
-    """The processes of one race."""
+    """The processes of one command."""
 
     def __init__(self, workers: int) -> None:
         try:
@@ -82,12 +101,15 @@ class Pool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def run(self, job: Job, tell: Tell) -> list[Outcome]:
-        """Have all workers do a run; WorkerFailed if one does not come to its end."""
+    def run(self, job: Job, tell: Tell) -> list[Any]:
+        """Have all workers do a run; return what each returned.
+
+        WorkerFailed if one does not come to its end.
+        """
         self._began = time.monotonic()
         for pipe in self._pipes:
             pipe.send(job)
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, Any] = {}
         failures: dict[int, _Failure] = {}
         deadline: float | None = None
         while len(outcomes) < len(self._pipes):
@@ -98,8 +120,8 @@ class Pool:
                 message = self._received(rank)
                 if isinstance(message, dict):
                     tell(message)
-                elif isinstance(message, Outcome):
-                    outcomes[rank] = message
+                elif isinstance(message, _Ended):
+                    outcomes[rank] = message.result
                 else:
                     failures[rank] = message
                     deadline = deadline or time.monotonic() + _VERDICT_S
@@ -150,15 +172,10 @@ def _work(rank: int, workers: int, port: int, pipe: Connection) -> None:
             return
         began = time.monotonic()
         try:
-            pipe.send(_done(job, pipe.send))
+            os.environ["OFFBEAT_RECORDS"] = str(job.records)
+            pipe.send(_Ended(job.work(pipe.send)))
         except BaseException as error:
             words = "".join(traceback.format_exception(error)).rstrip()
             seconds = time.monotonic() - began
             pipe.send(_Failure(words, seconds, isinstance(error, WorkerLostError)))
             return
-
-
-def _done(job: Job, tell: Callable[[Any], None]) -> Outcome:
-    os.environ["OFFBEAT_RECORDS"] = str(job.records)
-    task = tasks.find(job.task)
-    return train(task, job.contestant, job.plan, job.seed, Shared(), tell, pace=job.cluster)

@@ -40,6 +40,9 @@ class Progress:
     def end(self, label: str, figures: dict[str, Any]) -> None:
         """A run has ended."""
 
+    def done(self, tuned: int, ended: int) -> None:
+        """So much was there before."""
+
 
 class _Contestant:
     """What is known of one algorithm while it races."""
@@ -134,7 +137,6 @@ class Lines(Progress):
         self._said = 0.0
 
     def done(self, tuned: int, ended: int) -> None:
-        """So much was there before."""
         self._done += ended
         self._pace.skip(tuned, ended)
 
@@ -188,6 +190,7 @@ class Display(Progress):
     ) -> None:
         self._unit = unit
         self._seeds = seeds
+        self._trials = trials
         self._pace = Pace(len(labels), seeds, trials)
         self._all = {label: _Contestant() for label in labels}
         self._running = next(iter(self._all.values()))
@@ -200,6 +203,9 @@ class Display(Progress):
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def done(self, tuned: int, ended: int) -> None:
+        self._pace.skip(tuned, ended)
 
     def tune(self, label: str, tried: str) -> None:
         self._running = self._all[label]
@@ -225,13 +231,9 @@ class Display(Progress):
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
         runner = self._all[label]
-        at_s = figures["seconds_to_target"]
-        never = "never" if figures["target"] else "done"
-        never = "diverged" if figures["diverged"] else never
-        never = "failed" if figures["error"] is not None else never
-        runner.reached.append(never if at_s is None else f"{at_s:.1f}")
+        runner.reached.append(_reached(figures))
         self._pace.ended()
-        at = "target at " if figures["target"] else ""
+        at = "target at " if figures.get("target") else ""
         runner.state = f"{at}{', '.join(runner.reached)}"
         self._live.refresh()
 
@@ -239,19 +241,36 @@ class Display(Progress):
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=self._pace.left())
         table.caption_justify = "left"
         table.add_column("algorithm", style="bold", overflow="fold")  # it alone may be broken
-        for name in ("lr", "seed", "loss", "accuracy", "utilisation", "rounds", self._unit):
+        tunes = self._trials or any(runner.rate for runner in self._all.values())
+        columns = ("seed", "loss", "accuracy", "utilisation", "rounds", self._unit)
+        for name in ("lr", *columns) if tunes else columns:
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for label, runner in self._all.items():
             done = f"{len(runner.reached)}/{self._seeds}"
-            table.add_row(label, runner.rate, done, *runner.cells())
+            rate = (runner.rate,) if tunes else ()
+            table.add_row(label, *rate, done, *runner.cells())
         return table
 
 
-def outcome(figures: dict[str, Any], unit: str) -> str:
-    """Say in a few words what a run came to."""
+def _reached(figures: dict[str, Any]) -> str:
+    """What a run came to, in a word."""
     if figures["error"] is not None:
         return "failed"
+    if (word := figures.get("word")) is not None:
+        return str(word)
+    if figures["diverged"]:
+        return "diverged"
+    at_s = figures["seconds_to_target"]
+    return f"{at_s:.1f}" if at_s is not None else "never" if figures["target"] else "done"
+
+
+def outcome(figures: dict[str, Any], unit: str) -> str:
+    """Say in a few words what a run came to; its own words, if it brings some."""
+    if figures["error"] is not None:
+        return "failed"
+    if (words := figures.get("words")) is not None:
+        return str(words)
     if figures["diverged"]:
         return "diverged"
     if figures["target"] is None:

@@ -1,4 +1,4 @@
-"""Where a race's runs take place: in virtual time, in this process, or on real processes."""
+"""Where runs take place: in virtual time, in this process, or on real processes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import offbeat
 from offbeat import records
+from offbeat.clusters import Cluster
 from offbeat.errors import ReportError
 from offbeat.lab.contestants import Contestant
-from offbeat.lab.processes import Job, Pool
+from offbeat.lab.processes import Job, Pool, RaceJob
 from offbeat.lab.progress import Progress
 from offbeat.lab.train import WorkerFailed, train
 from offbeat.lab.watching import Outcome, Shared
@@ -44,17 +45,29 @@ class Virtual:
         self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
     ) -> list[Outcome]:
         work = partial(train, race.task, contestant, race.plan, seed, Shared(), show.tell)
-        own = race.task.draws
+        results = self.done(work, race.cluster, seed, sink, own_random_state=race.task.draws)
+        outcomes = [outcome for outcome in results if outcome is not None]
+        if not outcomes or outcomes[0].rank != 0:
+            raise WorkerFailed("worker 0 crashed, as the cluster file says: nobody evaluated")
+        return outcomes
+
+    def done(
+        self,
+        work: Callable[[], Any],
+        cluster: Cluster,
+        seed: int,
+        sink: Sink | None,
+        own_random_state: bool = True,
+    ) -> list[Any]:
+        """Have every worker do this; return what each returned."""
         try:
-            done = offbeat.run(work, race.cluster, seed=seed, own_random_state=own, records=sink)
+            own = own_random_state
+            done = offbeat.run(work, cluster, seed=seed, own_random_state=own, records=sink)
         except ReportError:
             raise
         except Exception as error:
             raise WorkerFailed("".join(traceback.format_exception(error)).rstrip()) from error
-        outcomes = [outcome for outcome in done.results if outcome is not None]
-        if not outcomes or outcomes[0].rank != 0:
-            raise WorkerFailed("worker 0 crashed, as the cluster file says: nobody evaluated")
-        return outcomes
+        return done.results
 
 
 class Real:
@@ -76,12 +89,16 @@ class Real:
     def outcomes(
         self, race: Race, contestant: Contestant, seed: int, show: Progress, sink: Sink | None
     ) -> list[Outcome]:
+        told = (race.task_name, contestant, race.plan, seed, race.cluster)
+        return self.done(lambda folder: RaceJob(*told, folder), show, sink)
+
+    def done(self, job: Callable[[Path], Job], show: Progress, sink: Sink | None) -> list[Any]:
+        """Do the job that records into this folder; return what each worker returned."""
         if self._pool is None:
             self._pool = Pool(self._workers)
         with self._recorded(sink) as folder:
-            job = Job(race.task_name, contestant, race.plan, seed, race.cluster, folder)
             try:
-                return self._pool.run(job, show.tell)
+                return self._pool.run(job(folder), show.tell)
             except WorkerFailed:
                 self._pool.kill()
                 self._pool = None

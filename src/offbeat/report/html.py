@@ -18,15 +18,13 @@ from typing import Any
 from offbeat.report.columns import packed
 from offbeat.report.curves import curve
 from offbeat.report.files import WholeFile
-from offbeat.report.pieces import as_json, as_script, breakable, part
+from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES, seconds_by_state, spans
 from offbeat.report.summary import cells, headings, rows, seconds_of
 
-_SCRIPTS = (
-    *("page/look.js", "page/shared.js", "page/timeline.js"),
-    *("page/charts.js", "page/page.js"),
-)
+CHARTS = ("look.js", "shared.js", "timeline.js", "charts.js", "runs.js")
+"""Scripts of page/ that draw what `data` gives, on any page that has places for it."""
 
 
 def write(runs: Runs, path: str | Path) -> None:
@@ -43,16 +41,13 @@ def page(runs: Runs) -> str:
         facts=" · ".join(map(html.escape, _facts(runs))),
         verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
         table=_table(runs),
-        failures=_failures(runs),
-        options="".join(
-            f'<option value="{number}">{html.escape(run.name)}</option>'
-            for number, run in enumerate(runs)
-        ),
-        details=_details(runs),
+        failures=failures(runs),
+        options=options(runs),
+        details=details(runs),
         style=part("page/style.css"),
-        data=as_json(_data(runs)),
+        data=as_json(data(runs)),
         library=as_script(part("vendor/echarts.min.js")),
-        scripts=as_script("\n".join(map(part, _SCRIPTS))),
+        scripts=scripts_of(*CHARTS, "page.js"),
     )
 
 
@@ -94,7 +89,16 @@ def _table(runs: Runs) -> str:
     return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
 
 
-def _failures(runs: Runs) -> str:
+def options(runs: Runs) -> str:
+    """The runs that can be looked at."""
+    return "".join(
+        f'<option value="{number}">{html.escape(run.name)}</option>'
+        for number, run in enumerate(runs)
+    )
+
+
+def failures(runs: Runs) -> str:
+    """The runs that failed, and why."""
     return "".join(
         f"<details><summary><b>{html.escape(run.name)} failed</b> {html.escape(run.failure)}"
         f"</summary><pre>{html.escape(run.error)}</pre></details>"
@@ -103,7 +107,8 @@ def _failures(runs: Runs) -> str:
     )
 
 
-def _details(runs: Runs) -> str:
+def details(runs: Runs) -> str:
+    """How to run it again."""
     seeds = _seeds(runs)
     written = _each(run.about.offbeat for run in runs)
     parts = [
@@ -155,7 +160,8 @@ def _count(number: int, name: str) -> str:
 # --- data ----------------------------------------------------------------------------------------
 
 
-def _data(runs: Runs) -> dict[str, Any]:
+def data(runs: Runs) -> dict[str, Any]:
+    """What the charts are drawn from."""
     found = {id(run): spans(run) for run in runs}
     return {
         "seconds": seconds_of(runs),

@@ -23,6 +23,11 @@ def as_script(source: str) -> str:
     return re.sub(r"</(?=script)", r"<\\/", source, flags=re.IGNORECASE)
 
 
+def scripts_of(*names: str) -> str:
+    """Scripts of page/, one after the other."""
+    return as_script("\n".join(part(f"page/{name}") for name in names))
+
+
 def breakable(name: str) -> str:
     """A name that may be broken where its parts meet: a telephone is narrow."""
     return re.sub(r"([:=,])", r"\1<wbr>", name)

@@ -194,14 +194,16 @@ def load(paths: Iterable[str | Path]) -> Runs:
 
 
 def measured(lines: Iterable[records.Line]) -> Runs:
-    """Return the runs of which only `run` and `result` lines are at hand, one after the other."""
+    """Return the runs of lines that are at hand, one run after the other."""
     found: list[Run] = []
     for number, raw in enumerate(lines, start=1):
         match checked(raw, Path("a race"), number):
+            case None | Verdict():
+                continue
             case Begin() as about:
                 found.append(Run(about))
-            case Result() as result:
-                found[-1].result = result
+            case line:
+                found[-1].add(line)
     return Runs(found, [])
 
 

