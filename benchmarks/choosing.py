@@ -41,7 +41,7 @@ def _cells() -> Iterator[Cell]:
 def _row(cell: Cell) -> str:
     ranking = entries(cell)
     first = [each for each in ranking if each.rank[0] == 1]
-    then = [each for each in ranking if each.rank[0] > 1][:NEXT]
+    then = [each for each in ranking if each.rank[0] > 1 and each.label != "sync"][:NEXT]
     about = str(tomllib.loads(cell.cluster_file).get("description", "")).rstrip(".")
     columns = (
         f"`{cell.cluster}`: {about[:1].lower()}{about[1:]}",

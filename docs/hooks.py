@@ -181,10 +181,15 @@ def _prose(text: str) -> str:
     """A docstring as Markdown: what is indented is the paper's pseudo-code."""
     blocks = (block.strip("\n") for block in re.split(r"\n\s*\n", text))
     return "\n\n".join(
-        block if block.startswith("    ") else re.sub(r"<(?=[-\w])", r"\\<", block)
-        for block in blocks
-        if block
+        block if block.startswith("    ") else _linked(block) for block in blocks if block
     )
+
+
+def _linked(text: str) -> str:
+    """A paragraph, in which the files that it names are links."""
+    text = re.sub(r"<(?=[-\w])", r"\\<", text)
+    text = re.sub(r"\bdocs/([\w-]+)\.md\b", r"[\1](../\1.md)", text)
+    return re.sub(r"\b(benchmarks/\w+\.py)\b", r"[\1](../../\1)", text)
 
 
 def _settings(kind: ast.ClassDef) -> str:
@@ -197,8 +202,8 @@ def _settings(kind: ast.ClassDef) -> str:
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             said = " ".join(str(after.value.value).split())
         default = "" if node.value is None else f"`{ast.unparse(node.value)}`"
-        type_ = ast.unparse(node.annotation).replace("|", "\\|")
-        rows.append(f"| `{ast.unparse(node.target)}` | `{type_}` | {default} | {said} |")
+        kind_of = ast.unparse(node.annotation)
+        rows.append(f"| `{ast.unparse(node.target)}` | `{kind_of}` | {default} | {said} |")
     if not rows:
         return "None of its own.\n"
     return "| name | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from pool import Pool
@@ -86,6 +89,25 @@ def test_an_example_runs_on_two_processes(name: str, pool: Pool, tmp_path: Path)
         assert not one.hung, one.stacks
     figure(ended[0].result, workers=2)
     assert not ended[1].result
+
+
+@pytest.mark.slow
+def test_the_notebook_shows_a_race_and_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "10_race.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert 'rates="1",' in sources[1]
+    sources[1] = sources[1].replace('rates="1",', 'rates="1", seeds=1,')  # not five: it is a test
+    names: dict[str, Any] = {}
+    for source in sources[:-1]:
+        exec(source, names)
+    shown = eval(sources[-1], names)._repr_html_()  # as Jupyter does with a cell's last line
+    assert "eager" in capsys.readouterr().out
+    frame = ElementTree.fromstring(shown)
+    assert frame.tag == "iframe"
+    assert "waitfree" in frame.attrib["srcdoc"]
 
 
 def test_the_campaign_of_the_example_can_be_read() -> None:

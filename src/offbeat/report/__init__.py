@@ -7,6 +7,7 @@
     report.html.write(runs, "report.html")
     report.trace.write(runs, "trace.json")
     report.scalars.write(runs, "folder")
+    runs                                    as the last line of a notebook's cell: the page, inline
 
 What cannot be read or written is a ReportError.
 """

@@ -51,6 +51,12 @@ def page(runs: Runs) -> str:
     )
 
 
+def framed(runs: Runs) -> str:
+    """Return the page in a frame of its own, to be shown inside another page or a notebook."""
+    style = "width: 100%; height: 900px; border: 0"
+    return f'<iframe style="{style}" srcdoc="{html.escape(page(runs))}"></iframe>'
+
+
 # --- text ----------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,12 @@ class Runs:
     def __len__(self) -> int:
         return len(self.runs)
 
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the report, inline."""
+        from offbeat.report.html import framed  # it imports this module
+
+        return framed(self)
+
     def groups(self) -> dict[str, list[Run]]:
         """Runs that differ by their seed only, by a name that tells them from the others."""
         found: dict[tuple[str, ...], list[Run]] = {}
