@@ -43,7 +43,8 @@ def learn(config):
 
 
 if __name__ == "__main__":
-    init(num_cpus=2, include_dashboard=False)  # a Ray of this machine alone; else "auto"
+    # a Ray of this machine alone; on a cluster, init("auto")
+    init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:
         ended = TorchTrainer(
             learn,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ import transformers_runs as runs
 
 import offbeat
 from offbeat.integrations import common
+from offbeat.integrations.accelerate import check
 
 pytestmark = [pytest.mark.real, pytest.mark.frameworks]
 Run = Callable[..., list[Any]]
@@ -120,18 +119,20 @@ def test_an_integration_refuses_a_version_that_it_was_not_made_for(
         importlib.import_module(module)
 
 
-def test_accelerate_launch_with_a_flag_that_does_not_fit_says_what_to_leave_out(
-    tmp_path: Path,
+@pytest.mark.parametrize("flag", ["--use_fsdp", "--use_megatron_lm"])
+def test_a_flag_of_accelerate_launch_that_does_not_fit_is_named(
+    flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    example = Path(__file__).parents[1] / "examples/04_accelerate.py"
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--use_fsdp"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(example)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)},
-        text=True,
-        capture_output=True,
-        timeout=110,
-    )
-    assert done.returncode != 0
-    assert "accelerate launch has --use_fsdp, or Accelerator a fsdp_plugin" in done.stderr
+    """With the environment that `accelerate launch` itself makes for its workers."""
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    accelerator = runs.accelerator_alone()
+    given = launch_command_parser().parse_args([flag, "--num_processes", "2", "train.py"])
+    given.mixed_precision, given.dynamo_backend = "no", "no"  # as `launch` sets them
+    launched = prepare_multi_gpu_env(given)
+    for name, value in launched.items():
+        if name.startswith("ACCELERATE_"):
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"accelerate launch has {flag}, or Accelerator a "):
+        check(accelerator)

@@ -66,6 +66,11 @@ def _anew() -> None:
         each._reset_state()
 
 
+def accelerator_alone() -> Accelerator:
+    _anew()
+    return Accelerator(cpu=True)
+
+
 def arguments(folder: str, **settings: Any) -> TrainingArguments:
     settings = {
         "num_train_epochs": 2,

@@ -77,13 +77,12 @@ def prepare(
 
 def check(accelerator: Any) -> None:
     """Raise ValueError where Accelerate itself would reduce, shard or hand out batches."""
-    kind = accelerator.distributed_type.name
     for flag, plugin in (both for name, both in _LAUNCHED.items() if _is_set(name)):
         raise ValueError(
             f"accelerate launch has {flag}, or Accelerator a {plugin}, and offbeat averages whole "
             "models: leave it out, or run `accelerate config` anew without it"
         )
-    if kind not in _ALONE:
+    if (kind := accelerator.distributed_type.name) not in _ALONE:
         raise ValueError(
             f"this Accelerator shards or reduces by {kind}, and offbeat averages whole models: "
             "leave out that plugin"
