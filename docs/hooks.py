@@ -13,12 +13,17 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 ALGORITHMS = ROOT / "src" / "offbeat" / "algorithms"
+BASES = {
+    name.title(): ROOT / "src" / "offbeat" / f"{name}.py"
+    for name in ("decentralised", "asynchronous")
+}
+"""Where the fields are that an algorithm inherits."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml", ".js": "javascript", ".cff": "yaml"}
@@ -193,20 +198,38 @@ def _linked(text: str) -> str:
 
 
 def _settings(kind: ast.ClassDef) -> str:
-    """Its fields, with what their docstrings say."""
-    rows = []
+    """Its fields and those that it inherits, with what their docstrings say."""
+    rows = dict(_fields(kind))
+    if not rows:
+        return "It has none.\n"
+    head = "| name | type | default | what it is |\n|---|---|---|---|\n"
+    return head + "\n".join(rows.values()) + "\n"
+
+
+def _fields(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Rows of the table by name; a class's own come after those of its base, and replace them."""
+    for base in kind.bases:
+        if (file := BASES.get(ast.unparse(base))) is not None:
+            nodes = ast.parse(file.read_text()).body
+            yield from _fields(next(node for node in nodes if _named(node, ast.unparse(base))))
     for node, after in zip(kind.body, [*kind.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
             continue
         said = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             said = " ".join(str(after.value.value).split())
-        default = "" if node.value is None else f"`{ast.unparse(node.value)}`"
-        kind_of = ast.unparse(node.annotation)
-        rows.append(f"| `{ast.unparse(node.target)}` | `{kind_of}` | {default} | {said} |")
-    if not rows:
-        return "None of its own.\n"
-    return "| name | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        name, type_ = ast.unparse(node.target), ast.unparse(node.annotation)
+        yield name, f"| `{name}` | `{type_}` | {_default(node.value)} | {said} |"
+
+
+def _default(value: ast.expr | None) -> str:
+    if isinstance(value, ast.Call):  # field(default=...)
+        value = next((each.value for each in value.keywords if each.arg == "default"), value)
+    return "" if value is None else f"`{ast.unparse(value)}`"
+
+
+def _named(node: ast.stmt, name: str) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 def _fill(nav: list[Any], pages: list[Any]) -> None:
