@@ -14,7 +14,7 @@ import offbeat
 from offbeat import federated as fed
 from offbeat.clusters import Cluster
 from offbeat.clusters.events import Crash
-from offbeat.errors import WorkerLostError
+from offbeat.errors import NonFiniteGradientError, WorkerLostError
 from offbeat.federated import gram, masked_svd
 from offbeat.federated.features import features
 from offbeat.lab import digits
@@ -218,7 +218,7 @@ def _of_parts(parts: Any, x: Tensor, budget: int = 6) -> Any:
     return offbeat.run(client, "uniform-8", workers=3).results
 
 
-def test_a_task_without_data_a_small_buffer_and_features_without_number_end_the_run() -> None:
+def test_a_task_without_data_a_small_buffer_and_samples_without_number_end_the_run() -> None:
     x, some = torch.randn(60, 64, generator=draw_of()), torch.arange(60)
     first, second = some[some % 4 < 2], some[some % 4 > 1]
     parts = ((first[:10], first[10:20], first[20:]), (second[:10], second[10:20], second[20:]))
@@ -228,7 +228,7 @@ def test_a_task_without_data_a_small_buffer_and_features_without_number_end_the_
     with pytest.raises(ValueError, match="set the budget to 2 or more"):
         _of_parts(parts, x, budget=1)
     x[parts[0][1][3]] = float("nan")
-    with pytest.raises(ValueError, match="of 10 samples of client 1 are not finite"):
+    with pytest.raises(NonFiniteGradientError, match="on worker 1 is NaN or infinite in round 0"):
         _of_parts(parts, x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,11 @@ def run(
 
 
 def _at_a_time(
-    comparison: Comparison, missing: list[Place], ended: Any, crew: Crew, show: Progress
+    comparison: Comparison,
+    missing: list[Place],
+    ended: Callable[[Place, Result, list[Line]], None],
+    crew: Crew,
+    show: Progress,
 ) -> None:
     queue, calls = list(missing), dict[Future[Any], "Place"]()
     while queue or calls:
