@@ -223,6 +223,10 @@ def figures(parameters: int, row: dict[str, Any]) -> dict[str, Any]:
     return found | {"step_s": rounded}
 
 
+def _key(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["link"], row["parameters"], row.get("only", "")
+
+
 def break_even(rows: Sequence[dict[str, Any]]) -> dict[str, float | str]:
     """By codec, of one model: the Mbit/s at which it takes as long as none."""
     found: dict[str, float | str] = {}
@@ -266,15 +270,15 @@ def main() -> None:
         "laps": {link: max(2, count // part) for link, count in LAPS.items()},
         "more_laps": {link: count // part for link, count in MORE_LAPS.items()},
     }
-    rows = {(each["link"], each["parameters"]): each for each in common.held(options.json)}
+    rows = {_key(each): each for each in common.held(options.json)}
     command = (sys.executable, __file__, "--worker", json.dumps(job))
     for row in cable.run_ranks(RANKS, *command):
-        found = figures(options.parameters, row)
-        rows[found["link"], found["parameters"]] = found
+        found = figures(options.parameters, row) | {"only": options.only}
+        rows[_key(found)] = found
         print(row["link"], json.dumps(found["speed_over_ddp"]))
         pays = {
-            size: break_even([row for row in rows.values() if row["parameters"] == size])
-            for size in sorted({size for _, size in rows})
+            size: break_even([row for key, row in rows.items() if key[1:] == (size, "")])
+            for size in sorted({key[1] for key in rows})
         }
         print("a codec pays below, Mbit/s:", json.dumps(pays))
         common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})

@@ -227,6 +227,25 @@ def test_auto_decides_again_when_the_link_changes_and_alike_on_every_worker(
     assert not any(coded[157:])
 
 
+def test_auto_finds_a_quicker_link_behind_the_codecs_own_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plain round takes 4 s, a coded one 3, of which 2.5 are the codec's own; later 2 and 2.75.
+
+    No look sees that. Tries may cost a hundredth of the waits: they come with the look after 167
+    rounds.
+    """
+    factor = [1.0]
+    _charge_times(factor, monkeypatch)
+
+    def before(step: int) -> None:
+        factor[0] = 0.5 if step >= 20 else 1.0
+
+    coded = _chosen("bandwidth_bytes_per_s = 6240\ncodec_bytes_per_s = 6656", 216, before)
+    assert all(coded[9:201])
+    assert not any(coded[211:])
+
+
 # --- checkpoints -------------------------------------------------------------------------------
 
 

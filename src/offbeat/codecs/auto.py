@@ -2,13 +2,14 @@
 
     rounds   plain, int8, plain, int8, ... │ the quicker one ... │ a look ... │ the quicker one ...
 
-What counts is how long a worker waits in an exchange, once all have come: of a round, the least of
-all workers' waits, since who comes last waits for nobody. And of several rounds, the least again.
+What counts is how long a worker codes and waits in an exchange, once all have come: of a round, the
+least of all workers, since who comes last waits for nobody. And of several rounds, the least again.
 One small all-reduce tells everybody the same numbers, so all decide the same.
 
 A look is such an all-reduce, of what the latest rounds have taken: the last few, so that a quick
 one before the link became slow does not hide that. If it is another than when it was decided, by a
-third, both are tried again.
+third, both are tried again. A link that became quick may hide behind the codec's own seconds: so
+both are tried again anyway, as often as costs a hundredth of all waits.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ _SKIPPED = 2
 _LOOK = 32
 """Rounds from one look to the next."""
 _CHANGED = 4 / 3
+_MOST = 100_000
+"""Rounds after which both are tried again, at most."""
+_COST = 0.01
+"""The share of all waits that tries may cost, as long as nothing changes."""
 _WORTH = 0.95
 """A codec must save more than a twentieth of the wait."""
 
@@ -67,6 +72,7 @@ class Chooser(Coder):
         self.pays = None
         self._count = -_SKIPPED  # rounds since it was decided, or that were tried
         self._expected_s = 0.0  # what a round took when it was decided
+        self._again = 0  # in how many rounds both are tried, whatever looks show
         self._took_s = [math.inf, math.inf]  # the least since the latest look: plain, coded
 
     @property
@@ -93,14 +99,17 @@ class Chooser(Coder):
         channel.all_reduce(took, "min").wait()
         plain_s, coded_s = took.tolist()
         if self.pays is None:
-            self._count, self._took_s = 0, [math.inf, math.inf]
             self.pays = coded_s < _WORTH * plain_s
             self._expected_s = min(plain_s, coded_s)
-            return
-        now_s = coded_s if self.pays else plain_s
+            self._again = _rounds_between_tries(plain_s, coded_s)
+        else:
+            now_s = coded_s if self.pays else plain_s
+            self._again -= _LOOK
+            same = self._expected_s / _CHANGED <= now_s <= self._expected_s * _CHANGED
+            if not same or self._again <= 0:
+                self._begin()
+                return
         self._count, self._took_s = 0, [math.inf, math.inf]
-        if not self._expected_s / _CHANGED <= now_s <= self._expected_s * _CHANGED:
-            self._begin()
 
     def keep(self) -> None:
         super().keep()
@@ -115,10 +124,17 @@ class Chooser(Coder):
         return {
             **super().state_dict(),
             "coder": self._coder.state_dict(),
-            "chosen": (self.pays, self._count, self._expected_s, list(self._took_s)),
+            "chosen": (self.pays, self._count, self._expected_s, self._again, list(self._took_s)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._coder.load_state_dict(state["coder"])
-        self.pays, self._count, self._expected_s, self._took_s = state["chosen"]
+        self.pays, self._count, self._expected_s, self._again, self._took_s = state["chosen"]
+
+
+def _rounds_between_tries(plain_s: float, coded_s: float) -> int:
+    """So many that those of the slower kind cost the share that they may."""
+    best_s = max(min(plain_s, coded_s), 1e-9)
+    of_slower = (_SKIPPED + _TRIED) / 2
+    return min(math.ceil(of_slower * abs(plain_s - coded_s) / best_s / _COST), _MOST)

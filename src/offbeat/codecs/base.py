@@ -58,7 +58,7 @@ class Coder(ABC):
         """
 
     def ended(self, channel: Channel, exchange_s: float) -> None:
-        """A round's sums are there; this worker has waited so long for them."""
+        """A round's sums are there; coding and waiting have taken this worker so long."""
         self.keep()
 
     def keep(self) -> None:

@@ -33,6 +33,12 @@ class CodedLaunches(Launches):
         self._coder = coder
         self._sums: list[_Summed] = []
         self._bytes = 0  # of numbers that the codec has to read and to write
+        self._launch_s = 0.0  # what launching has taken, of which backward knows nothing
+
+    def launch(self, pile: Pile, not_before: float | None = None) -> None:
+        began_s = self._world.now()
+        super().launch(pile, not_before)
+        self._launch_s += self._world.now() - began_s
 
     def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
         if self._coder.free or self._coder.size == 1:
@@ -52,12 +58,12 @@ class CodedLaunches(Launches):
         return header
 
     def end(self, pile: Pile) -> None:
-        began_s = self._world.now()
+        began_s = self._world.now() - self._launch_s
         self._launch_rest(pile)
         sums, self._sums = self._sums, []
         if (codec_s := self._world.codec_s(self._bytes)) > 0:
             self._world.sleep_until(self._world.now() + codec_s)
-        self._bytes = 0
+        self._bytes, self._launch_s = 0, 0.0
         while sums:
             sums = [each for each in sums if each.goes_on()]
         super().end(pile)
