@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -137,6 +137,49 @@ def test_what_is_left_of_a_turn_that_is_over_comes_in_the_next() -> None:
     # Had it not begun the next, that would wait for it there.
     _, after = settle(Settled(), {0: zero[:1]}, [(one, (0, 0))]).left
     assert (after.turn, after.count, after.extras) == (2, None, [[7, 2]])
+
+
+# --- fixed shares --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fixed_shares_are_divided_among_the_survivors_from_the_next_epoch_on(
+    drop_last: bool,
+) -> None:
+    dataset = TensorDataset(torch.arange(20.0))
+
+    def train() -> list[list[int]]:
+        model = torch.nn.Linear(1, 1)
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        fixed: Any = DistributedSampler(
+            dataset, num_replicas=3, rank=offbeat.rank(), drop_last=drop_last
+        )
+        sampler = offbeat.Survivors(fixed)
+        loader: Any = DataLoader(dataset, batch_size=2, sampler=sampler)
+        got: list[list[int]] = []
+        with offbeat.attach(model, opt, offbeat.EagerSGD(), survive=True):
+            for epoch in range(3):
+                got.append([])
+                sampler.set_epoch(epoch)
+                for (x,) in loader:
+                    got[-1] += x.int().tolist()
+                    opt.zero_grad()
+                    model(x[:, None] / 20).square().mean().backward()
+                    opt.step()
+        return got
+
+    for moment in (0.5, 1.5, 3.0):
+        zero, one, two = offbeat.run(train, cluster((1, moment))).results
+        assert one is None
+        assert len(zero[0]) == len(two[0])
+        for epoch in (1, 2):
+            assert len(zero[epoch]) == 10
+            assert sorted(zero[epoch] + two[epoch]) == list(range(20))
+
+
+def test_survivors_wraps_a_distributed_sampler() -> None:
+    with pytest.raises(TypeError, match="wraps a DistributedSampler, got RandomSampler"):
+        offbeat.Survivors(RandomSampler(range(3)))  # type: ignore[arg-type]
 
 
 # --- real processes ------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import pytest
 import torch
 from pages import colours, hover, opened
 from rich.console import Console
+from test_survival import Lives
+from test_survival import cluster as crashing
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -199,6 +201,22 @@ def test_counts_beyond_32_bits_do_not_break_the_page(tmp_path: Path) -> None:
         {**line, "samples": 1e12} if "samples" in line else line for line in recorded("sync", 0)
     ]
     assert "<html" in report.html.page(report.load([written(tmp_path / "tokens.jsonl", lines)]))
+
+
+def test_a_loss_is_on_the_page_in_the_trace_and_in_the_scalars(tmp_path: Path) -> None:
+    told: list[Line] = []
+    offbeat.run(Lives(offbeat.EagerSGD()), crashing((1, 0.3)), records=told.append)
+    runs = report.load([written(tmp_path / "lost.jsonl", told)])
+    (run,) = runs
+    (loss,) = run.losses
+    assert loss.workers == 3
+    assert (
+        loss.lost_samples == next(line for line in told if line["kind"] == "lost")["lost_samples"]
+    )
+    assert "worker 1 was lost at virtual time 0.3 s; 3 workers went on" in loss.sentence
+    assert loss.sentence in report.html.page(runs)
+    assert [e["name"] for e in report.trace.events(runs) if e["ph"] == "i"] == [loss.sentence]
+    assert ("members/workers", 3.0, loss.round, loss.at_s) in report.scalars.scalars(run)
 
 
 @pytest.mark.real

@@ -29,7 +29,7 @@ from offbeat.algorithms import (
 from offbeat.attach import Attachment, attach
 from offbeat.clusters import Cluster
 from offbeat.codecs import GlobalQSGD, Half, Int4, Int8
-from offbeat.data import Deal, DealShards
+from offbeat.data import Deal, DealShards, Survivors
 from offbeat.replica import Stats
 from offbeat.rounds import Partial, Round, partial_all_reduce
 from offbeat.worlds import Run, rank, run, world_size
@@ -70,6 +70,7 @@ __all__ = [
     "Round",
     "Run",
     "Stats",
+    "Survivors",
     "SyncSGD",
     "WaitFreeLocalSGD",
     "attach",

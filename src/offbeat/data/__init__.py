@@ -2,5 +2,6 @@
 
 from offbeat.data.deal import Deal
 from offbeat.data.shards import DealShards
+from offbeat.data.survivors import Survivors
 
-__all__ = ["Deal", "DealShards"]
+__all__ = ["Deal", "DealShards", "Survivors"]

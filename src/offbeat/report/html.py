@@ -196,6 +196,9 @@ def data(runs: Runs) -> dict[str, Any]:
                 "utilization": {
                     rank: _short(totals.utilization) for rank, totals in run.totals.items()
                 },
+                "losses": [
+                    {"at_s": _short(each.at_s), "words": each.sentence} for each in run.losses
+                ],
                 **packed(run, found[id(run)]),
             }
             for run in runs

@@ -89,6 +89,26 @@ class Evaluation(_Line):
     accuracy: float | None = None
 
 
+class Lost(_Line):
+    """A worker goes on without another."""
+
+    kind: Literal["lost"]
+    rank: NonNegativeInt
+    at_s: FiniteFloat
+    round: NonNegativeInt
+    words: str
+    workers: NonNegativeInt
+    took_s: FiniteFloat
+    lost_samples: FiniteFloat = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        them = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        lost = f"; {self.lost_samples:g} samples are lost in all" if self.lost_samples else ""
+        return f"{self.words}; {them} went on, after {self.took_s:.3f} s{lost}"
+
+
 class End(_Line):
     kind: Literal["end"]
     rank: NonNegativeInt
@@ -124,10 +144,10 @@ class Verdict(_Line):
     text: str
 
 
-Checked = Begin | Compute | Wait | Round | Evaluation | End | Result | Verdict
+Checked = Begin | Compute | Wait | Round | Evaluation | Lost | End | Result | Verdict
 
 _adapter: TypeAdapter[Checked] = TypeAdapter(Annotated[Checked, Field(discriminator="kind")])
-_KINDS = {"run", "compute", "wait", "round", "evaluation", "end", "result", "verdict"}
+_KINDS = {"run", "compute", "wait", "round", "evaluation", "lost", "end", "result", "verdict"}
 
 
 def checked(line: dict[str, Any], file: Path, number: int) -> Checked | None:

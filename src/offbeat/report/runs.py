@@ -15,6 +15,7 @@ from offbeat.report.lines import (
     Compute,
     End,
     Evaluation,
+    Lost,
     Result,
     Round,
     Verdict,
@@ -49,6 +50,7 @@ class Run:
     waits: list[Wait] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    losts: list[Lost] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     result: Result | None = None
 
@@ -62,6 +64,8 @@ class Run:
                 self.rounds.append(line)
             case Evaluation():
                 self.evaluations.append(line)
+            case Lost():
+                self.losts.append(line)
             case End():
                 self.ends.append(line)
             case Result():
@@ -128,6 +132,14 @@ class Run:
             if (line.from_s, line.rank) < (known.from_s, known.rank):
                 first[line.round] = line
         return [first[number] for number in sorted(first)]
+
+    @cached_property
+    def losses(self) -> list[Lost]:
+        """Every loss once, in order: as the last worker to go on without the lost one told it."""
+        last: dict[str, Lost] = {}
+        for line in sorted(self.losts, key=lambda line: line.at_s):
+            last[line.words] = line
+        return sorted(last.values(), key=lambda line: line.at_s)
 
     def synchronising_from(self) -> dict[int, float]:
         """By round: when its all-reduce had begun everywhere, so that nobody was waited for."""

@@ -13,7 +13,8 @@ from offbeat.report.runs import Run, Runs
 def write(runs: Runs, folder: str | Path) -> None:
     """Write the scalars of these runs under this folder; raises ReportError if that cannot be done.
 
-    Loss and accuracy are by samples, what a round holds by round, utilisation by worker.
+    Loss and accuracy are by samples, what a round holds and how many workers are left by round,
+    utilisation by worker.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -46,6 +47,11 @@ def scalars(run: Run) -> list[tuple[str, float, int, float]]:
             ("round/workers", float(line.workers), line.round, line.at_s),
             ("round/staleness_rounds", float(line.staleness_rounds), line.round, line.at_s),
             ("round/mean_staleness_rounds", line.mean_staleness_rounds, line.round, line.at_s),
+        ]
+    for lost in run.losses:
+        found += [
+            ("members/workers", float(lost.workers), lost.round, lost.at_s),
+            ("members/lost_samples", lost.lost_samples, lost.round, lost.at_s),
         ]
     seconds = run.seconds
     found += [

@@ -2,7 +2,7 @@
 
 One process per run, one thread per worker. What a worker did are complete events, synchronising
 inside its waiting; rounds are asynchronous events, because they may overlap; loss and accuracy are
-counters. Times are in microseconds, virtual ones virtual.
+counters; a loss is an instant. Times are in microseconds, virtual ones virtual.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def events(runs: Runs) -> Iterator[Event]:
         yield _names(process, 0, "process_name", run.name)
         for rank in range(run.workers):
             yield _names(process, rank + 1, "thread_name", f"worker {rank}")
-        happened = [*_done(run), *_rounds(run), *_counters(run)]
+        happened = [*_done(run), *_rounds(run), *_counters(run), *_losses(run)]
         # Of two that begin together the longer one comes first: the other lies inside it.
         for event in sorted(happened, key=lambda event: (event["ts"], -event.get("dur", 0.0))):
             yield {"pid": process, **event}
@@ -101,6 +101,12 @@ def _counters(run: Run) -> Iterator[Event]:
             if value is not None and math.isfinite(value):
                 at = _microseconds(line.at_s)
                 yield {"ph": "C", "tid": 0, "ts": at, "name": name, "args": {name: value}}
+
+
+def _losses(run: Run) -> Iterator[Event]:
+    for line in run.losses:
+        at, facts = _microseconds(line.at_s), {"workers": line.workers, "took_s": line.took_s}
+        yield {"ph": "i", "tid": 0, "ts": at, "s": "p", "name": line.sentence, "args": facts}
 
 
 def _microseconds(seconds: float) -> float:

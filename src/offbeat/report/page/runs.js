@@ -28,8 +28,17 @@ async function showRun(index) {
   const chart = timelineChart();
   chart.resize();
   drawTimeline();
+  showLosses(run);
   const grouped = run.workers > 12 ? " Zoom with the slider on the left to see workers one by one." : "";
   byId("hint").textContent = `Rows are workers, with their utilisation on the right. Ctrl and the wheel, or two fingers, zoom; drag to move.${grouped}`;
+}
+
+function showLosses(run) {
+  byId("losses").replaceChildren(...run.losses.map(({ at_s, words }) => {
+    const line = document.createElement("li");
+    line.textContent = `${seconds(at_s)} ${data.seconds}: ${words}`;
+    return line;
+  }));
 }
 
 function drawTimeline() {

@@ -192,6 +192,12 @@ function drawnLabel(run, view, slot) {
   };
 }
 
+function drawnLoss(run, view, slot) {
+  const x = view.pixel(run.losses[slot].at_s);
+  const shape = { x1: x, y1: view.y, x2: x, y2: view.y + view.height };
+  return { type: "line", shape, style: { stroke: css("dropped"), lineWidth: 1.5, lineDash: [4, 3] } };
+}
+
 // --- what the pointer is on --------------------------------------------------------------------
 
 function told(run, chart, pointer) {
@@ -278,6 +284,7 @@ function timelineOption(run, chart, pointer) {
     tooltip: { trigger: "item", confine: true, formatter: () => told(run, chart, pointer.at), ...tooltipStyle() },
     series: [
       { ...series, id: "spans", clip: true, renderItem: draw(remembered) },
+      { ...series, id: "losses", data: run.losses.map((each) => [each.at_s, 0]), clip: true, silent: true, tooltip: { show: false }, renderItem: draw(drawnLoss) },
       { ...series, id: "labels", clip: false, silent: true, tooltip: { show: false }, renderItem: draw(drawnLabel) },
     ],
   };
