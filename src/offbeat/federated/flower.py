@@ -24,7 +24,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+except ImportError as error:
+    raise ImportError(
+        "offbeat.federated.flower needs Flower: pip install 'offbeat[flower]'"
+    ) from error
+
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
