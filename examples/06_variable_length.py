@@ -17,7 +17,7 @@ PAD = 0
 class Counting(Dataset):
     """Texts that count up, from anywhere: "7 8 9 ... 30 31 1 2". Most are short, a few are long."""
 
-    def __init__(self, texts: int = 512) -> None:
+    def __init__(self, texts: int = 256) -> None:
         draw = torch.Generator().manual_seed(0)
         lengths = 4 + (60 * torch.rand(texts, generator=draw) ** 4).long()
         begins = torch.randint(31, (texts,), generator=draw)
