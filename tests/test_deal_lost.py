@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Tens
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.data.settling import Held, Settled, settle
+from offbeat.errors import TooFewWorkersError
 from offbeat.testing import processes
 
 EPOCHS = 2
@@ -139,6 +140,50 @@ def test_what_is_left_of_a_turn_that_is_over_comes_in_the_next() -> None:
     assert (after.turn, after.count, after.extras) == (2, None, [[7, 2]])
 
 
+# --- too few are left ----------------------------------------------------------------------
+
+
+def test_with_too_few_left_a_checkpoint_is_saved_and_all_resume_from_it() -> None:
+    """All but the lost one save; it resumes from another's state, and nothing counts twice."""
+    samples, states, said = 30, dict[int, Any](), set[str]()
+
+    def train() -> torch.Tensor:
+        model = torch.nn.ParameterList([torch.zeros(EPOCHS * samples, dtype=torch.float64)])
+        opt = torch.optim.SGD(model.parameters(), lr=1.0)
+        dataset = TensorDataset(torch.arange(EPOCHS * samples))
+        deal = offbeat.Deal(dataset, 2, sampler=Blocks(samples))
+        applied = torch.zeros_like(model[0])
+        with offbeat.attach(
+            model, opt, offbeat.EagerSGD("majority"), survive=True, min_workers=3
+        ) as dp:
+            dp.on_round(lambda _, each: applied.add_(each.sum.views[0]))
+            if saved := states.get(dp.rank, states.get(0)):
+                dp.load_state_dict(saved["dp"])
+                deal.load_state_dict(saved["deal"])
+                applied += saved["applied"]
+            try:
+                for _ in range(deal.epoch, EPOCHS):
+                    for index in deal:
+                        opt.zero_grad()
+                        model[0][index].sum().backward()
+                        opt.step()
+            except TooFewWorkersError as error:
+                said.add(str(error))
+                new = {"dp": dp.state_dict(), "deal": deal.state_dict(), "applied": applied}
+                states[dp.rank] = new
+        return applied
+
+    for moment in (2.2, 9.4, 13.0):
+        states.clear()
+        before = offbeat.run(train, cluster((1, moment))).results
+        assert before[1] is None
+        assert sorted(states) == [0, 2]
+        assert all("2 of the workers are left, and min_workers is 3" in words for words in said)
+        assert torch.equal(before[0], before[2])
+        for applied in offbeat.run(train, cluster()).results:
+            assert applied.unique().tolist() == [1.0], (moment, applied)
+
+
 # --- fixed shares --------------------------------------------------------------------------
 
 
@@ -202,3 +247,28 @@ def test_every_sample_counts_once_an_epoch_when_a_process_is_killed() -> None:
     for one in ended[:2]:
         assert one.error is None, one.error
         assert one.result == [[1.0], [1.0]]
+
+
+def _too_few() -> str:
+    """Worker 1 is killed; the others are too few, save, and leave the block in an orderly way."""
+    model = torch.nn.Linear(2, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    with offbeat.attach(model, opt, offbeat.SyncSGD(), survive=True, min_workers=3) as dp:
+        try:
+            for step in range(10**6):
+                model(torch.ones(1, 2)).square().mean().backward()
+                opt.step()
+                if (dp.rank, step) == (1, 20):
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except TooFewWorkersError:
+            return f"saved round {dp.state_dict()['replica']['round']}"
+    return "went on"
+
+
+@pytest.mark.real
+def test_processes_that_are_too_few_save_and_end() -> None:
+    zero, one, two = processes(_too_few, 3, check=False, time_out_s=100)
+    assert one.exit_code == -signal.SIGKILL
+    assert zero.error is None, zero.error
+    assert zero.result == two.result
+    assert zero.result.startswith("saved round 2")

@@ -71,7 +71,7 @@ def attach(
             measures whether that pays, on this job's network, and again when that changes.
         survive: go on without a worker that is lost, see docs/survival.md. If None, as
             $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
-        min_workers: with fewer than these left, everybody raises it all the same.
+        min_workers: with fewer than these left, everybody raises TooFewWorkersError after a step.
         freeze_s: with `survive`, on real processes, the others go on without a worker that is
             silent for so long: it is frozen, or its interpreter is. None: it is waited for.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;

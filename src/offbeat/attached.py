@@ -65,9 +65,7 @@ class Attached(ABC):
         self._world = world
         self._model = model
         self._optimizer = optimizer
-        self._closed = False
-        self._in_no_sync = False
-        self._in_step = False
+        self._closed = self._in_no_sync = self._in_step = False
         self._away_by = ""  # the verb that this worker is away by
 
         deal_again(world)
@@ -220,6 +218,8 @@ class Attached(ABC):
             self._in_step = False
         self._replica.stepped()
         self._porting.after_step()
+        if self._world.too_few is not None:  # nothing is half done here: one may save
+            raise self._world.too_few
 
     def _run_closure(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         """Compute loss and gradients now; the optimizer gets a closure that has them already."""

@@ -23,6 +23,7 @@ def saved(
         "codec": repr(codec),
         "world_size": replica.world.size,
         "rank": replica.world.rank,
+        "members": list(replica.world.members),
         "replica": replica.state_dict(),
         "applied": applier.state_dict(),
         "generators": generators(),
@@ -38,8 +39,11 @@ def load(
     applier: Applier,
     codec: Codec | None,
 ) -> None:
-    """Go on from there."""
+    """Go on from there; a worker that had been lost then, with the state of another one."""
     world = replica.world
+    lost = world.rank not in state.get("members", world.members)
+    if lost:
+        state = _of_lost(state, world.rank)
     for what, mine in (
         ("algorithm", repr(algorithm)),
         ("codec", repr(codec)),
@@ -54,7 +58,24 @@ def load(
     _check_round(world, f"{replica.name}/loaded/{replica.loads}", state["replica"]["round"])
     replica.load_state_dict(state["replica"])
     applier.load_state_dict(state["applied"])
-    set_generators(state["generators"])
+    if not lost:
+        set_generators(state["generators"])
+
+
+def _of_lost(state: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What a worker goes on with that was lost when others saved this: nothing of theirs alone."""
+    if state["replica"]["shift"] is not None:
+        raise ValueError(
+            f"worker {rank} was lost when this state was saved, and with {state['algorithm']} each "
+            "worker's model is its own: load the model alone, and attach anew on every worker"
+        )
+    rounds = state["replica"]["rounds"]
+    nothing: dict[str, Any] = {"samples": 0.0, "micro_batches": 0, "oldest_round": None}
+    nothing |= {"used": [False] * len(rounds["pile"]["used"]), "unit": 1.0, "flats": []}
+    nothing |= {"known_samples": 0.0}
+    pile = {**rounds["pile"], **nothing, "bad_parameter": None, "unseen": False}
+    rounds = {**rounds, "pile": pile, "behind": 0, "made": 0}
+    return {**state, "rank": rank, "replica": {**state["replica"], "rounds": rounds, "codec": None}}
 
 
 def _check_round(world: World, key: str, round: int) -> None:

@@ -12,6 +12,7 @@
     ├── ScheduleError                     a scheduler that ends before training does
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
+    │   │   ├── TooFewWorkersError        and so many that the run ends: see min_workers
     │   │   └── EpochOver                 the same, where the others go on without it
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
@@ -110,6 +111,12 @@ class WorkerLostError(WorldError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class TooFewWorkersError(WorkerLostError):
+    """Fewer workers are left than `min_workers`; raised by all of them, between two steps."""
+
+    everywhere = True
 
 
 class EpochOver(WorkerLostError):  # noqa: N818 - an event, not an error

@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from offbeat.data import marks, orders, runs
 from offbeat.data.loaders import Loading
-from offbeat.data.seat import Seat
+from offbeat.data.seat import Seat, members
 from offbeat.data.tickets import Tickets
 from offbeat.data.turn import Draws, Turn
 from offbeat.worlds import VirtualWorld, World, rank, world_size
@@ -120,7 +120,7 @@ class Deal(Sampler[list[int]]):
 
         Each worker saves its own, right after `dp.state_dict()`, at the same place in the loop.
         """
-        world = {"world_size": world_size(), "rank": rank()}
+        world = {"world_size": world_size(), "rank": rank(), "members": members()}
         return {"alike": self._alike(), **world, **self._seat().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,8 +128,12 @@ class Deal(Sampler[list[int]]):
 
         Every worker loads its own, inside the attached block, and goes on with epoch `self.epoch`:
         first with what it had been dealt and not computed, then with the rest. Saying by
-        `set_epoch` that another epoch comes next forgets the position.
+        `set_epoch` that another epoch comes next forgets the position. A worker that had been lost
+        when this was saved loads the state of any other one.
         """
+        if rank() not in state.get("members", [rank()]):
+            nothing = {"done": [], "hand": [], "gone": [], "mine": 0, "before": None}
+            state = {**state, **nothing, "rank": rank()}
         mine = {**self._alike(), "world_size": world_size(), "rank": rank()}
         for what, value in mine.items():
             saved = {**state["alike"], **state}.get(what)

@@ -13,7 +13,7 @@ import torch
 from offbeat.data import runs
 from offbeat.data.again import again_here
 from offbeat.data.turn import Turn
-from offbeat.worlds import VirtualWorld, World
+from offbeat.worlds import VirtualWorld, World, world_size
 from offbeat.worlds.current import present_world
 
 
@@ -149,6 +149,12 @@ def _dealt(state: Mapping[str, Any]) -> list[Any]:
     numbers = [*state["done"], *state["hand"], *state.get("gone", [])]
     now = [state["turn"], False, numbers, state.get("extras", [])]
     return [now, [*state["before"], []][:4]] if state["before"] else [now]
+
+
+def members() -> list[int]:
+    """The workers that are there."""
+    world = present_world()
+    return list(range(world_size()) if world is None else world.members)
 
 
 def next_number(world: World | None) -> int:

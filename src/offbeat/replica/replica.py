@@ -220,7 +220,7 @@ class Replica(Opening):
         if self.shift is not None:
             self.shift.load_state_dict(state["shift"])
         self.overlap.on = state["overlap"]
-        if self.coder is not None:
+        if self.coder is not None and state["codec"] is not None:
             self.coder.load_state_dict(state["codec"])
 
     def stepped(self) -> None:

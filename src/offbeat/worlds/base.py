@@ -32,7 +32,7 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.errors import EpochOver, WorkerLeft
+from offbeat.errors import EpochOver, TooFewWorkersError, WorkerLeft
 from offbeat.records import Sink
 
 T = TypeVar("T")
@@ -210,14 +210,14 @@ class World(ABC):
         """Whether the others go on when a worker is lost."""
         self.min_workers = 1
         """With how few of them."""
+        self.too_few: TooFewWorkersError | None = None  # what steps raise at their end
         self.freeze_s: float | None = None
         """After how long a silence they go on without a worker."""
         self.loss = ""
         """What has ended the epoch before this one, in words."""
         self.regroups: list[Regrouping] = []
         """Who is told when the members have changed."""
-        self.dealing: Dealing | None = None
-        """Who is told of it after all others."""
+        self.dealing: Dealing | None = None  # who is told of it after all others
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here

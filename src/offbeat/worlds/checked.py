@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from offbeat.errors import WorkerLostError
+from offbeat.errors import TooFewWorkersError, WorkerLostError
 from offbeat.worlds.base import World, everyone
 
 HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
@@ -29,10 +29,11 @@ def checked_members(name: str, members: tuple[int, ...] | None, world: World) ->
     return chosen
 
 
-def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> WorkerLostError:
+def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> TooFewWorkersError:
     """What ends the run of those who are left."""
-    return WorkerLostError(
-        f"{loss}; {len(members)} of the workers are left, and min_workers is {least}: the run ends",
+    return TooFewWorkersError(
+        f"{loss}; {len(members)} of the workers are left, and min_workers is {least}: the run "
+        "ends. Inside the attached block a checkpoint can still be saved: see docs/survival.md",
         rank=loss.rank,
     )
 

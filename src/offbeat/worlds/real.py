@@ -129,8 +129,10 @@ class RealWorld(ThreadedWorld):
             super().failed(error)
             return False
         if len(members) < self.min_workers:
-            self.failed(too_few(error, members, self.min_workers))
-            return False
+            self.too_few = self.too_few or too_few(error, members, self.min_workers)
+            if not self.regroups:
+                self.failed(self.too_few)
+                return False
         self.loss, self._lost = words, lost
         _lost.add(lost)
         before = [groups for groups in self._groups if groups.epoch <= self.epoch]

@@ -172,8 +172,11 @@ class VirtualWorld(World):
             return
         members = self.city.members
         if len(members) < self.min_workers:
-            self._clock.interrupt(self.worker, too_few(error, members, self.min_workers))
-        elif members != self.members:
+            self.too_few = self.too_few or too_few(error, members, self.min_workers)
+            if not self.regroups:
+                self._clock.interrupt(self.worker, self.too_few)
+                return
+        if members != self.members:
             self.worker.epoch, self.worker.loss = self.city.epoch, (str(error), error.rank)
             self.loss = str(error)
             self._begin_epoch(self.city.epoch, members)
