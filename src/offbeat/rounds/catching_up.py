@@ -74,14 +74,17 @@ class CatchingUp(Turns):
 
     def _say_again(self) -> None:
         """Say what nobody has heard in the epoch before, and that who is lost has left."""
-        if self._ended or self._said_again is None:
+        world = self._world
+        with self._state:
+            (bells, unsaid), resaid, self._resaid = self._said_again, self._resaid, True
+        if self._ended or resaid:
             return
-        bells, unsaid = self._said_again
-        world, absent = self._world, self._roll.absent
         with suppress(EpochOver):
             if world.rank == world.members[0]:
                 for rank in set(range(world.size)) - set(world.members):
-                    if absent.get(rank) != entries.LEFT:
+                    if self._roll.absent.get(rank) != entries.LEFT:
                         bells.tell(Entry(entries.LEFT, rank).written())
-            for entry in unsaid:
-                bells.tell(entry.written())
+            while unsaid:  # the program may add to it
+                bells.tell(unsaid[0].written())
+                with self._state:
+                    unsaid.pop(0)

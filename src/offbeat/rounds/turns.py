@@ -57,7 +57,7 @@ class Turns(Engine):
     __slots__ = (
         *("_asked_to_end", "_bad", "_base", "_fresh", "_gives_up", "_judge", "_made_by_all"),
         *("_means", "_outcomes", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
-        *("_done", "_handed", "_loads", "_said_again", "_travelled", "_turn", "_unsaid"),
+        *("_done", "_handed", "_loads", "_resaid", "_said_again", "_travelled", "_turn", "_unsaid"),
         *("_useful", "watches"),
     )
 
@@ -96,7 +96,8 @@ class Turns(Engine):
         self._travelled = 0  # of them, gradients that were exchanged
         self._turn: Entry | None = None  # whose turn it is
         self._unsaid: list[Entry] = []  # what this worker has to say, or has said and not heard yet
-        self._said_again: tuple[Bells, list[Entry]] | None = None  # of these, in a new epoch
+        self._said_again: tuple[Bells, list[Entry]]  # of these, those to be said in a new epoch
+        self._resaid = False  # somebody sees to that
         self._handed: list[Tensor] | None = None  # a gradient that this worker has missed
         one_to_all = cast(MakeExchange, FromOneToAll)  # no exchange of rounds, but of gradients
         super().__init__(world, name, layout, rules, **{**settings, "exchange": one_to_all})
@@ -109,7 +110,7 @@ class Turns(Engine):
 
     def _begin_backgrounds(self) -> None:
         """Under lock, in an epoch that is not the first."""
-        self._said_again = self._bells, list(self._unsaid)
+        self._said_again, self._resaid = (self._bells, list(self._unsaid)), False
         self._activities = [self._spawn(f"gradients of {self._name}", self._serve)]
 
     def _version(self, taken: int) -> int:
@@ -141,6 +142,10 @@ class Turns(Engine):
         with self._state:
             self._unsaid.append(entry)
             bells = None if self._over else self._bells
+            _, before = self._said_again
+            if before:  # in order: what comes before it has not been said yet
+                before.append(entry)
+                bells = None
         if bells is not None:
             with suppress(EpochOver):
                 bells.tell(entry.written())
