@@ -143,8 +143,8 @@ def test_the_environment_says_whether_to_survive(
     monkeypatch.setenv("OFFBEAT_SURVIVE", "1")
     assert lived_through(Lives(offbeat.SyncSGD(), survive=None), (1, 0.3)) == 1
     with caplog.at_level("WARNING"):  # said for a whole job: a method that cannot does without
-        offbeat.run(Lives(offbeat.DPSGD(), survive=None), cluster())
-    assert "DPSGD cannot go on when a worker is lost yet" in caplog.text
+        offbeat.run(Lives(offbeat.WAGMASGD(), survive=None), cluster())
+    assert "WAGMASGD cannot go on when a worker is lost yet" in caplog.text
     monkeypatch.setenv("OFFBEAT_SURVIVE", "yes")
     with pytest.raises(ValueError, match="OFFBEAT_SURVIVE must be 0 or 1, got 'yes'"):
         Lives(offbeat.SyncSGD(), survive=None)()

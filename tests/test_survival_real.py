@@ -30,6 +30,11 @@ BY_THEMSELVES: list[offbeat.Algorithm] = [
     offbeat.MSyncSGD(2, top_up=True),
 ]
 """In which every gradient comes by itself."""
+AMONG_NEIGHBOURS: list[offbeat.Algorithm] = [
+    offbeat.DPSGD("ring"),
+    offbeat.EDM("lazy-ring"),
+    offbeat.MomentumTracking("exponential"),
+]
 
 
 def _net() -> torch.nn.Sequential:
@@ -84,7 +89,11 @@ def _one_after_another(methods: list[offbeat.Algorithm]) -> list[dict[str, Any]]
     return [_train(each, (last - n,), 0.6) for n, each in enumerate(methods)]
 
 
-@pytest.mark.parametrize("methods", [METHODS, BY_THEMSELVES], ids=["sums", "by themselves"])
+@pytest.mark.parametrize(
+    "methods",
+    [METHODS, BY_THEMSELVES, AMONG_NEIGHBOURS],
+    ids=["sums", "by themselves", "among neighbours"],
+)
 def test_the_others_train_on_after_one_loss_and_the_next(
     methods: list[offbeat.Algorithm],
 ) -> None:
