@@ -5,21 +5,33 @@ them two are lost, often while the others regroup. A failure prints its seed, an
 on; the exit code is 1 then. `--seed FIRST --count 1` replays one.
 
     python benchmarks/losses.py --count 10000 [--seed FIRST] [--quick] [--json FILE]
+
+`--exhaustive`: one small schedule of every method that survives (tests/crashes.py), and of
+`--schedules` drawn ones, in which each worker crashes after each event of the virtual clock. Then
+pairs: after each event one worker crashes, and another `--pairs` times after one of the events that
+follow, while the others regroup.
+
+    python benchmarks/losses.py --exhaustive [--schedules N] [--pairs N] [--quick] [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import time
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import common
 import torch
 
 import offbeat
+
+if TYPE_CHECKING:
+    from crashes import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 LATENCIES_S = (1e-5, 1e-3, 0.02, 0.1)
@@ -52,13 +64,89 @@ def lived(seed: int) -> int:
     return lived_through(Lives(ALGORITHMS[name].make(WORKERS)), *crashes, latency_s=latency_s)
 
 
+# --- after every event ---------------------------------------------------------------------------
+
+SOON = 60  # events after the first crash in which the second one comes
+QUICK_STRIDE = 10
+
+
+class Tally:
+    """What the runs of one schedule have come to."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.runs = self.crashes = 0
+        self.failed: list[str] = []
+
+    def run(self, *crashes: tuple[int, int]) -> None:
+        """One run, in which these workers crash after these events."""
+        self.runs += 1
+        try:
+            self.crashes += self.schedule.lived_through(*crashes)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.failed.append(f"{self.schedule} {crashes}: {words}")
+            print(self.failed[-1], flush=True)
+
+
+def exhaust(schedule: Schedule, pairs: int, stride: int) -> tuple[Tally, Tally]:
+    """Every crash of one worker, and some of two."""
+    ones, twos = Tally(schedule), Tally(schedule)
+    ranks, draws = range(len(schedule.steps)), Random(str(schedule))
+    for event in schedule.events()[::stride]:
+        for rank in ranks:
+            ones.run((event, rank))
+        for _ in range(pairs if len(ranks) > 2 else 0):
+            first, second = draws.sample(ranks, 2)
+            twos.run((event, first), (event + draws.randrange(SOON), second))
+    return ones, twos
+
+
+def all_events(schedules: int, first: int, pairs: int, quick: bool) -> list[dict[str, Any]]:
+    """A row for every schedule."""
+    from crashes import Schedule, names
+
+    chosen = [Schedule(name) for name in names(3)]
+    chosen += [Schedule.drawn(seed) for seed in range(first, first + schedules)]
+    rows = []
+    for schedule in chosen:
+        ones, twos = exhaust(schedule, pairs, QUICK_STRIDE if quick else 1)
+        counts = f"{ones.runs} runs, {ones.crashes} crashes"
+        counts += f"; pairs {twos.runs} runs, {twos.crashes} crashes"
+        failed = ones.failed + twos.failed
+        print(f"{schedule}: {counts}; {len(failed)} failures", flush=True)
+        facts = {"runs": ones.runs, "crashes": ones.crashes}
+        facts |= {"pair_runs": twos.runs, "pair_crashes": twos.crashes}
+        rows.append({"schedule": str(schedule), **facts, "failed": failed})
+    return rows
+
+
+def exhaustive(asked: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    rows = all_events(asked.schedules, asked.seed, asked.pairs, asked.quick)
+    total = {
+        key: sum(row[key] for row in rows)
+        for key in ("runs", "crashes", "pair_runs", "pair_crashes")
+    }
+    failed = sum(len(row["failed"]) for row in rows)
+    took_s = time.perf_counter() - began
+    print(f"{len(rows)} schedules in {took_s:.0f} s: {total}, {failed} failures")
+    common.write(asked.json, {"rows": rows})
+    sys.exit(bool(failed))
+
+
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--exhaustive", action="store_true", help="after every event")
+    parser.add_argument("--schedules", type=int, default=0, help="more of them, drawn")
+    parser.add_argument("--pairs", type=int, default=2, help="second crashes after each event")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable()
+    if asked.exhaustive:
+        exhaustive(asked)
     count = QUICK if asked.quick else asked.count
     began, lost, failed = time.perf_counter(), 0, []
     for seed in range(asked.seed, asked.seed + count):

@@ -24,6 +24,17 @@ METHODS: list[offbeat.Algorithm] = [
     offbeat.ABSSGD(),
     offbeat.LocalSGD(3),
 ]
+BY_THEMSELVES: list[offbeat.Algorithm] = [
+    offbeat.ASGD(),
+    offbeat.RingleaderASGD(),
+    offbeat.MSyncSGD(2, top_up=True),
+]
+"""In which every gradient comes by itself."""
+AMONG_NEIGHBOURS: list[offbeat.Algorithm] = [
+    offbeat.DPSGD("ring"),
+    offbeat.EDM("lazy-ring"),
+    offbeat.MomentumTracking("exponential"),
+]
 
 
 def _net() -> torch.nn.Sequential:
@@ -72,14 +83,22 @@ def _check(told: dict[str, Any]) -> None:
     assert told["longest_s"] < 5  # a hang would be one of minutes
 
 
-def _one_after_another() -> list[dict[str, Any]]:
+def _one_after_another(methods: list[offbeat.Algorithm]) -> list[dict[str, Any]]:
     """Each method loses another worker; those who are left attach again."""
-    return [_train(each, (5 - n,), 0.6) for n, each in enumerate(METHODS)]
+    last = int(os.environ["WORLD_SIZE"]) - 1
+    return [_train(each, (last - n,), 0.6) for n, each in enumerate(methods)]
 
 
-def test_the_others_train_on_after_one_loss_and_the_next() -> None:
-    ended = processes(_one_after_another, 6, check=False)
-    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * 4
+@pytest.mark.parametrize(
+    "methods",
+    [METHODS, BY_THEMSELVES, AMONG_NEIGHBOURS],
+    ids=["sums", "by themselves", "among neighbours"],
+)
+def test_the_others_train_on_after_one_loss_and_the_next(
+    methods: list[offbeat.Algorithm],
+) -> None:
+    ended = processes(_one_after_another, 2 + len(methods), methods, check=False)
+    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * len(methods)
     for one in ended[:2]:
         assert one.error is None, one.error
         for told in one.result:

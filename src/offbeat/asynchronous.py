@@ -39,10 +39,6 @@ class Asynchronous(Algorithm):
     def __post_init__(self) -> None:
         self.check_counts("micro_batches")
 
-    @property
-    def survives(self) -> bool:
-        return False
-
     @abstractmethod
     def judge(self, size: int) -> Judge:
         """What becomes of each gradient, with so many workers."""

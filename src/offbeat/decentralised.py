@@ -44,15 +44,14 @@ class Decentralised(Algorithm):
     def _beta(self) -> float:
         return float(getattr(self, "beta", 0.0))
 
-    @property
-    def survives(self) -> bool:
-        return False
-
     def check(self, size: int) -> None:
         """Raise unless workers of this number come to agree."""
+        self._check_graph(self._graph(size))
+
+    def _check_graph(self, graph: Graph) -> None:
         settings = f"(beta={self._beta:g})" if self.mix.momentum else ""
         check_stable(
-            self._graph(size),
+            graph,
             self.mix.recursion(self._beta),
             f"{type(self).__name__}{settings}",
             self.instead,
@@ -89,7 +88,7 @@ class Decentralised(Algorithm):
             notes=1,
             moves=lambda _: 1.0,
             merge=partial(mix, optimizer=optimizer, beta=self._beta),
-            exchange=partial(Neighbours, self._graph(replica.world.size)),
+            exchange=partial(Neighbours, self._graph(replica.world.size), self._check_graph),
             engine=Gossip,
             own=half_step if mix.momentum else None,
         )

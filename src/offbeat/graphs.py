@@ -181,7 +181,7 @@ def graph_of(spec: Spec, size: int) -> Graph:
     for number, matrix in enumerate(matrices):
         which = f"mixing matrix {number}" if len(matrices) > 1 else "the mixing matrix"
         _check_doubly_stochastic(which, matrix)
-    _check_connected(matrices)
+    check_connected(matrices, range(size))
     return Graph(matrices)
 
 
@@ -201,18 +201,19 @@ def _check_doubly_stochastic(which: str, matrix: Tensor) -> None:
             )
 
 
-def _check_connected(matrices: Sequence[Tensor]) -> None:
-    size = len(matrices[0])
+def check_connected(matrices: Sequence[Tensor], ranks: Sequence[int]) -> None:
+    """Raise ValueError unless these workers all hear of each other, if only through others."""
+    size = len(ranks)
     links = sum(matrix + matrix.T for matrix in matrices) + torch.eye(size, dtype=torch.float64)
     reached = torch.zeros(size, dtype=torch.float64)
     reached[0] = 1
     for _ in range(size):
         reached = (links @ reached > 0).double()
     if not reached.all():
-        apart = [rank for rank in range(size) if not reached[rank]]
+        apart = [rank for rank, there in zip(ranks, reached, strict=True) if not there]
         raise ValueError(
-            f"the graph is not connected: workers {apart} never hear of worker 0, neither directly "
-            "nor through others; add links between them"
+            f"the graph is not connected: workers {apart} never hear of worker {ranks[0]}, neither "
+            "directly nor through others; add links between them"
         )
 
 

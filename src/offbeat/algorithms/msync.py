@@ -50,10 +50,6 @@ class MSyncSGD(Algorithm):
     def check(self, size: int) -> None:
         Quorum.of(self._first(size), size, called="m")
 
-    @property
-    def survives(self) -> bool:
-        return not self.top_up
-
     def start(self, replica: Replica) -> None:
         if self.top_up:
             size = replica.world.size

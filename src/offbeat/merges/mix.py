@@ -53,6 +53,7 @@ class Mix(Shift):
         self._beta = beta
         self._trained = sum(len(group["params"]) for group in optimizer.param_groups)
         self._stale = False  # the parameters are older than the base
+        self._own: list[Tensor] = []  # this worker's model, while all take the mean of theirs
         self._kept = {
             name: [torch.zeros_like(base) for base in self._base.views[: self._trained]]
             for name in self.keeps
@@ -109,6 +110,12 @@ class Mix(Shift):
         """Turn x into what z makes of it."""
         torch._foreach_copy_(x, z)
 
+    def regrouped(self, given: Flats | None) -> None:
+        """A worker is lost, and with it what balanced the others' memories; begin them anew.
+
+        What it has `given` to a round that is made again is changed as if that had been before.
+        """
+
     def _gammas(self) -> list[float]:
         """The learning rate, by parameter; 1, in an optimizer that has none."""
         return [
@@ -147,6 +154,9 @@ class Mix(Shift):
     def settled(self, channel: Channel | None = None) -> None:
         """All have left: have the mean of all models, for good."""
         if channel is not None and not self._alone:
+            # If a worker is lost in the middle of this, the others do it again.
+            self._own = self._own or [tensor.clone() for tensor in self._base.tensors]
+            torch._foreach_copy_(self._base.tensors, self._own)
             for tensor in self._base.tensors:
                 channel.all_reduce(tensor).wait()
             torch._foreach_div_(self._base.tensors, float(len(channel.members)))
@@ -231,6 +241,11 @@ class Corrected(Mix):
             torch.add(after, x[number], out=y[number]).sub_(psi)
             psi.copy_(after)
 
+    def regrouped(self, given: Flats | None) -> None:
+        """The mean of all psi must be that of all models, or these drift."""
+        models = self._base if given is None else given
+        torch._foreach_copy_(self._kept["psi"], models.views[: self._trained])
+
 
 class Tracking(Mix):
     """Momentum tracking: beside the model goes how far this worker's momentum is from the mean.
@@ -257,6 +272,16 @@ class Tracking(Mix):
     def _merge(self, x: list[Tensor], z: list[Tensor], more: list[Tensor]) -> None:
         torch._foreach_copy_(x, z)
         torch._foreach_copy_(self._kept["c"], torch._foreach_add(more, self._kept["u"]))
+
+    def regrouped(self, given: Flats | None) -> None:
+        """All c must come to nothing, or the models drift."""
+        c = self._kept["c"]
+        if given is not None:
+            y, more = given.views, given.views[len(self._parameters) :]
+            for number, gamma in enumerate(self._gammas()):
+                y[number].sub_(c[number], alpha=gamma)
+                more[number].sub_(c[number])
+        torch._foreach_zero_(c)
 
 
 def _add_gradient(m: Tensor, beta: float, x: Tensor, y: Tensor, gamma: float) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+from offbeat.merges import Shift
 from offbeat.replica.opening import Opening
 from offbeat.rounds import Arrival, Pile, Round
 
@@ -133,9 +134,16 @@ class Replica(Opening):
             self.shift.check()
         yield from self.known(self.engine.leave())
         if self.shift is not None:
-            self.shift.settled(self.models)
+            self._settle_models(self.shift)
         if self.means is not None:
             self.means.end()
+
+    def _settle_models(self, shift: Shift) -> None:
+        """All have left: have what they agree on in the parameters; again, if one is lost then."""
+        if shift.common or not self.world.survives:
+            shift.settled(self.models)
+        else:
+            self.world.meet(f"{self.name}/settled", act=lambda: shift.settled(self.models))
 
     def own_step(self) -> Round:
         """This worker's own gradient, as if it were a round: models drift until they are merged."""

@@ -4,7 +4,7 @@ from offbeat.rounds.agreement import agree
 from offbeat.rounds.coded import CodedLaunches
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
-from offbeat.rounds.gossip import Gossip
+from offbeat.rounds.gossip_lost import Gossip
 from offbeat.rounds.groups import Groups, SumInGroups
 from offbeat.rounds.header import Header
 from offbeat.rounds.judge import DROPPED, Enough, Expiry, Judge, Then, Ticket, Verdict

@@ -17,13 +17,17 @@ has it in its parameters when it comes for the round. So the log only tells what
 
 To end together, a worker says in its header with which round all shall: the first that all can know
 of it before.
+
+gossip_lost.py is what happens when a worker is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Protocol, cast
 
+from offbeat.errors import EpochOver
 from offbeat.rounds import roll, told
 from offbeat.rounds.engine import Engine
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED, Shares
@@ -43,15 +47,19 @@ class Mixed(Merge, Protocol):
     def receive(self, mixed: Flats) -> None:
         """Make one's model of what all neighbours have sent."""
 
+    def regrouped(self, given: Flats | None) -> None:
+        """A worker is lost; what this one had `given` to a round is given again."""
 
-class Gossip(Engine):
-    """The rounds of one layout among neighbours."""
 
-    __slots__ = ("_ends_with", "_roll", "_to_ring")
+class Rumours(Engine):
+    """The rounds of one layout among neighbours, as long as nobody is lost."""
+
+    __slots__ = ("_ends_with", "_pauses", "_roll", "_to_ring")
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
-        self._roll = roll.Roll(self._world.size)
+        self._roll = roll.Roll(len(self._world.members))
+        self._pauses = 0  # how often all had paused, when this worker did so last
         self._to_ring: list[tuple[str, int]] = []  # what the messenger has to ring
         self._ends_with: int | None = None  # the number of the last round
         super().begin()
@@ -96,7 +104,7 @@ class Gossip(Engine):
         with self._state:
             self._ends_with = min(asked, default=self._ends_with)
             completed = told.round_of(shares, number, 1.0).but(
-                here=self._world.size - list(self._roll.absent.values()).count(roll.LEFT),
+                here=len(self._world.members) - list(self._roll.absent.values()).count(roll.LEFT),
                 bad=None if mine is None else (self._world.rank, mine),
                 made=self._world.size,  # a tick is a round: nobody knows who was in it
                 ends=self._ends_with is not None and number >= self._ends_with,
@@ -119,14 +127,31 @@ class Gossip(Engine):
     # --- who is there ------------------------------------------------------------------------
 
     def _run_in_lockstep(self) -> None:
-        """The program comes to its next round, and runs it."""
+        """The program comes to its next round, and runs it; again, if a worker is lost in it."""
+        while not self._run_once(None):
+            pass
+
+    def _run_once(self, number: int | None) -> bool:
+        """The program runs its next round, or that one, if it still is; False if it must again."""
         with self._state:
-            self._state.wait_for(lambda: not (self._serving or self._folding))
-            self._in_round, number = True, self.log.completed
-            asks = bool(self._roll.absent)
-        if asks:
-            self._ring_for(number)
-        self._take_part(number)
+            self._state.wait_for(lambda: not (self._serving or self._folding or self._over))
+            following = self.log.completed
+            if number not in (None, following):
+                return True
+            self._in_round = number is None
+            asks = self._in_round and bool(self._roll.absent)
+            self._running += 1
+        try:
+            if asks:
+                self._ring_for(following)
+            self._take_part(following)
+        except EpochOver:
+            return number is not None
+        finally:
+            with self._state:
+                self._running -= 1
+                self._state.notify_all()
+        return True
 
     def _ring_for(self, number: int) -> None:
         self._bells.want(number + 1)
@@ -143,10 +168,12 @@ class Gossip(Engine):
             if asks:
                 self._ring_for(number)
             while self._may_serve():
-                self._take_part(self.log.completed)
-                with self._state:
-                    self._serving = False
-                    self._state.notify_all()
+                try:
+                    self._take_part(self.log.completed)
+                finally:
+                    with self._state:
+                        self._serving = False
+                        self._state.notify_all()
                 self._keep_short()
 
     def _may_serve(self) -> bool:
@@ -162,9 +189,11 @@ class Gossip(Engine):
 
     def _carry_messages(self) -> None:
         """Ring, in order, for a program that never waits for the control plane."""
-        while not self._ended:
+        while not (self._ended or self._over):
             with self._state:
-                self._state.wait_for(lambda: self._stirred or self._ended, until=self._deadline())
+                self._state.wait_for(
+                    lambda: self._stirred or self._ended or self._over, until=self._deadline()
+                )
                 self._stirred, since = False, self._away_since
                 if since is not None and self._world.now() >= since + GRACE_S:
                     if not self._told_away:
@@ -189,13 +218,14 @@ class Gossip(Engine):
     def _served(self, presence: int) -> Generator[Round, None, None]:
         with self._state:
             self._state.wait_for(lambda: not (self._serving or self._folding))
-            self._presence, pauses = presence, self._roll.pauses
+            self._presence, self._pauses = presence, self._roll.pauses
             why = roll.LEFT if presence == LEFT else roll.PAUSED
             self._to_ring.append((why, self.log.completed))
             self._stir()
 
         def over() -> bool:
-            return self._roll.over or (presence == PAUSED and self._roll.pauses > pauses)
+            paused = presence == PAUSED and self._roll.pauses > self._pauses
+            return not self._over and (self._roll.over or paused)
 
         yield from self._take(0.0)
         while True:
@@ -207,13 +237,16 @@ class Gossip(Engine):
                     self._state.notify_all()
                     return
                 number = self.log.completed
-            self._take_part(number)
+            self._run_once(number)
             yield from self._take(0.0)
 
     def _pause_key(self) -> str:
         return f"{self._place}/resume/{self._roll.pauses}"
 
     def _join_backgrounds(self) -> None:
-        self._bells.want_nothing()
+        with suppress(EpochOver):
+            self._bells.want_nothing()
         for activity in self._activities:
             activity.join()
+        with self._state:
+            self._state.wait_for(lambda: not self._over)

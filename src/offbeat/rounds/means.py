@@ -12,6 +12,9 @@ need do anything, and nobody is held up but for the bandwidth.
 Those who ask at about the same time share one mean. A worker's own model in it was read after it
 asked; another's perhaps a moment before.
 
+If a worker is lost meanwhile, there is no such mean; who has asked does so again, of those who are
+left.
+
 A program must not be changing its model while it is read: `changing` and `changed` enclose that.
 """
 
@@ -22,8 +25,9 @@ from contextlib import contextmanager
 
 import torch
 
+from offbeat.errors import EpochOver
 from offbeat.rounds.layout import Flats, Layout
-from offbeat.worlds.base import Activity, World
+from offbeat.worlds.base import Activity, Channel, Control, World
 
 
 class Means:
@@ -37,12 +41,12 @@ class Means:
         self._place = f"{place}/mean"
         self._layout = layout
         self._read = read
-        self._channel = world.channel(self._place)
+        self._control, self._channel = self._open()
         self._state = world.condition(f"a mean of {place!r}")
         self._activity: Activity | None = None
         # All below under _state.
-        self._begun = 0
-        self._completed = 0
+        self._begun = self._completed = 0
+        self._ends = False
         self._changing = self._reading = False
         self._asks = False
         self._mean: Flats | None = None
@@ -53,18 +57,24 @@ class Means:
 
     def ask(self) -> Flats:
         """Block until there is a mean of models that were read after this call."""
-        with self._state:
-            number, self._asks = self._begun, True
-        self._world.control.set(self._key(number), b"mean")
-        with self._state:
-            self._state.wait_for(lambda: self._completed > number)
-            mean, self._mean, self._asks = self._mean, None, False
-        assert mean is not None, "the background keeps it for who asks"
+        mean = None
+        while mean is None:
+            with self._state:
+                number, epoch, self._asks = self._begun, self._channel.epoch, True
+                key = self._key(number)
+            self._world.control.set(key, b"mean")
+            with self._state:
+                self._state.wait_for(
+                    lambda: self._completed > number or self._channel.epoch != epoch  # noqa: B023
+                )
+                mean, self._mean, self._asks = self._mean, None, False
         return mean
 
     def end(self) -> None:
         """Nobody will ask any more; every worker calls this, after the others' last question."""
-        self._world.control.set(self._key(self._begun), b"end")
+        with self._state:
+            self._ends, key = True, self._key(self._begun)
+        self._world.control.set(key, b"end")
         if self._activity is not None:
             self._activity.join()
 
@@ -89,8 +99,31 @@ class Means:
         finally:
             self.changed()
 
+    def _open(self) -> tuple[Control, Channel]:
+        """Of one epoch, both of them; nobody need meet before somebody asks."""
+        while True:
+            channel = self._world.channel(self._place)
+            control = self._world.control_in_epoch()
+            if self._world.epoch == channel.epoch:
+                return control, channel
+
     def _serve(self) -> None:
-        control, rank = self._world.control, self._world.rank
+        while True:
+            try:
+                self._serve_epoch()
+                return
+            except EpochOver:
+                opened = self._open()
+            with self._state:
+                self._control, self._channel = opened
+                self._begun = self._completed = 0
+                self._reading = False
+                self._state.notify_all()
+                if self._ends:
+                    return
+
+    def _serve_epoch(self) -> None:
+        control, channel = self._control, self._channel
         while control.get(self._key(self._begun)) != b"end":
             with self._state:
                 self._state.wait_for(lambda: not self._changing)
@@ -101,14 +134,14 @@ class Means:
                 self._reading = False
                 self._state.notify_all()
             for tensor in model.tensors:
-                self._channel.all_reduce(tensor).wait()
-            torch._foreach_div_(model.tensors, float(self._world.size))
-            if rank == 0 and self._begun > 1:  # all have passed that, to come here
-                control.delete(self._key(self._begun - 2))
+                channel.all_reduce(tensor).wait()
+            torch._foreach_div_(model.tensors, float(len(channel.members)))
+            if self._world.rank == channel.members[0] and self._begun > 1:
+                control.delete(self._key(self._begun - 2))  # all have passed that, to come here
             with self._state:
                 self._completed = self._begun
                 self._mean = model if self._asks else None
                 self._state.notify_all()
 
     def _key(self, number: int) -> str:
-        return f"{self._place}/{number}"
+        return f"{self._place}/{self._channel.epoch}/{number}"

@@ -6,16 +6,22 @@ the margin, as ever, but it is the sum over the neighbourhood: the other workers
 
 Bucket by bucket: the next one travels while this one is mixed, and two are all that a worker keeps
 of what each neighbour sends.
+
+When a worker was lost, the graph is that of those who are left (graph_of_some.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from offbeat.errors import EpochOver, WorkerLostError
+from offbeat.graph_of_some import among
 from offbeat.graphs import Graph
 from offbeat.rounds.header import Header, Share, Shares, read
-from offbeat.rounds.layout import Layout
+from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
 from offbeat.worlds.base import Channel, Work, World
 
@@ -25,13 +31,22 @@ _IN_FLIGHT = 2
 class Neighbours:
     """An exchange over one graph."""
 
-    repeats = False
+    repeats = True
     launches = None  # what goes to neighbours is written at once, and looked at then
 
     def __init__(
-        self, graph: Graph, world: World, channel: Channel, layout: Layout, header: Header
+        self,
+        graph: Graph,
+        check: Callable[[Graph], None],
+        world: World,
+        channel: Channel,
+        layout: Layout,
+        header: Header,
     ) -> None:
-        self.graph = graph
+        """`check` raises ValueError if the method does not go with a graph of fewer workers."""
+        self.graph = _of_those_left(graph, check, channel.members)
+        self._copies = world.survives
+        self._kept: list[Tensor] = []
         self._rank = world.rank
         self._channel = channel
         self._layout = layout
@@ -47,6 +62,22 @@ class Neighbours:
         flats = pile.flats
         flats.margin.write(self._header.written(self._rank, share))
         pile.blank = False
+        if self._copies:
+            self._keep(flats.tensors)
+        try:
+            self._exchange(flats, weights, targets)
+        except EpochOver:  # it was mixed with a part of what the neighbours send
+            torch._foreach_copy_(flats.tensors, self._kept)
+            raise
+        return read(self._header, flats.margin.read(), flats.margin.kind)
+
+    def _keep(self, tensors: list[Tensor]) -> None:
+        """Have what is given, in case that the round must be made again."""
+        if not self._kept:
+            self._kept = [torch.empty_like(each) for each in tensors]
+        torch._foreach_copy_(self._kept, tensors)
+
+    def _exchange(self, flats: Flats, weights: dict[int, float], targets: tuple[int, ...]) -> None:
         under_way: list[tuple[int, dict[int, Tensor], Work]] = []
         for number, tensor in enumerate(flats.tensors):
             heard = self._room(number, tensor, [rank for rank in weights if rank != self._rank])
@@ -56,7 +87,6 @@ class Neighbours:
                 self._mix(flats.tensors, weights, *under_way.pop(0))
         for each in under_way:
             self._mix(flats.tensors, weights, *each)
-        return read(self._header, flats.margin.read(), flats.margin.kind)
 
     def _room(self, number: int, like: Tensor, ranks: list[int]) -> dict[int, Tensor]:
         """Where to put what comes from each of them."""
@@ -92,3 +122,16 @@ class Neighbours:
             mixed.add_(body, alpha=weight)
         if len(bodies) > 1 and self._rank != next(iter(weights)):
             own[:end].copy_(mixed)
+
+
+def _of_those_left(graph: Graph, check: Callable[[Graph], None], members: tuple[int, ...]) -> Graph:
+    """The graph without those who were lost, on which the method must go, too."""
+    if len(members) == graph.size:
+        return graph
+    lost = [rank for rank in range(graph.size) if rank not in members]
+    try:
+        left = among(graph, members)
+        check(left)
+    except ValueError as error:
+        raise WorkerLostError(f"without the workers {lost}, {error}", rank=lost[0]) from error
+    return left

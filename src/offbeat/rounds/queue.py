@@ -26,17 +26,17 @@ from typing import Any
 
 from offbeat.errors import ClosedError
 from offbeat.rounds import entries, header
+from offbeat.rounds.catching_up import CatchingUp
 from offbeat.rounds.engine import Arrival
 from offbeat.rounds.entries import Entry
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Round
-from offbeat.rounds.turns import Turns
 
 
-class Queue(Turns):
+class Queue(CatchingUp):
     """The gradients of one layout, in the order of their entries, as a worker's program sees them.
 
-    turns.py is what its background does.
+    turns.py is what its background does, catching_up.py what happens when a worker is lost.
     """
 
     __slots__ = ()
@@ -105,7 +105,7 @@ class Queue(Turns):
             rates=self._rates,
             unused=tuple(number for number, used in enumerate(pile.used) if not used),
         )
-        self._bells.tell(entry.written())
+        self._tell(entry)
 
     def results(self, *, delay: int | None = None) -> Generator[Round, None, None]:
         """Wait until this worker's gradient has had its turn; yield every round not taken.
@@ -172,7 +172,7 @@ class Queue(Turns):
         self._send()  # what is left on the pile: it would be of parameters of two ages
         why = entries.LEFT if leaves else entries.PAUSED
         made, self._made = self._made, 0  # of steps that were stopped: nothing is on the pile
-        self._bells.tell(Entry(why, self._world.rank, made=made).written())
+        self._tell(Entry(why, self._world.rank, made=made))
 
         def over() -> bool:
             return self._ended or (not leaves and self._roll.pauses > pauses)
@@ -199,6 +199,8 @@ class Queue(Turns):
     def _join_backgrounds(self) -> None:
         for activity in self._activities:
             activity.join()
+        with self._state:
+            self._state.wait_for(lambda: not self._over)
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -234,9 +236,5 @@ class Queue(Turns):
 
     def _await_others(self) -> None:
         """Nobody's gradient may come before all have loaded: their judges would not know of it."""
-        control, key = self._world.control, f"{self._place}/loaded"
-        loaded = control.add(key, 1)
-        time = (loaded - 1) // self._world.size
-        if loaded % self._world.size == 0:
-            control.set(f"{key}/{time}", b"1")
-        control.wait(f"{key}/{time}")
+        self._world.meet(f"{self._place}/loaded/{self._loads}")
+        self._loads += 1

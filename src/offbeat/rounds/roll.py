@@ -12,6 +12,8 @@ When the last one pauses, or leaves, all know how many rounds there are: the mos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 AWAY, BACK, PAUSED, LEFT, WANTED = "away", "back", "paused", "left", "wanted"
 
 
@@ -46,6 +48,11 @@ class Roll:
             self.paused = tuple(sorted(paused))
             for rank in paused:
                 del self.absent[rank]
+
+    def call(self, absent: Mapping[int, str], rounds: int, pauses: int) -> None:
+        """All have told what they are, at the beginning of an epoch."""
+        self.absent, self.rounds, self.pauses = dict(absent), rounds, pauses
+        self._see_whether_all_pause()
 
     @property
     def over(self) -> bool:

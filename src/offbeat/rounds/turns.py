@@ -2,6 +2,8 @@
 
 A gradient's turn: the judge says what becomes of it. If it counts, it travels and is added up; and
 if the sum is to be an update, it goes into the log. All workers do the same, each at its own time.
+
+If a worker is lost while a gradient travels, its turn is undone, and has not been (revisions.py).
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
+from offbeat.errors import EpochOver
 from offbeat.rounds import entries, roll
+from offbeat.rounds.bells import Bells
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.entries import Entry
 from offbeat.rounds.exchange import MakeExchange
@@ -21,6 +27,7 @@ from offbeat.rounds.judge import Judge, Verdict
 from offbeat.rounds.layout import Layout
 from offbeat.rounds.one_to_all import FromOneToAll
 from offbeat.rounds.pile import Pile
+from offbeat.rounds.revisions import Before
 from offbeat.rounds.round import Round
 from offbeat.rounds.start import Rules
 from offbeat.rounds.sums import Mean, Sum
@@ -50,6 +57,7 @@ class Turns(Engine):
     __slots__ = (
         *("_asked_to_end", "_bad", "_base", "_fresh", "_gives_up", "_judge", "_made_by_all"),
         *("_means", "_outcomes", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
+        *("_done", "_handed", "_loads", "_resaid", "_said_again", "_travelled", "_turn", "_unsaid"),
         *("_useful", "watches"),
     )
 
@@ -83,12 +91,27 @@ class Turns(Engine):
         self._made_by_all = 0  # steps of all workers that no round tells of
         self._asked_to_end = False  # somebody has
         self._stopped_at = 0  # rounds that a program must know, or leave what it computes
+        self._loads = 0  # checkpoints that were loaded
+        self._done = 0  # entries that have had their turn
+        self._travelled = 0  # of them, gradients that were exchanged
+        self._turn: Entry | None = None  # whose turn it is
+        self._unsaid: list[Entry] = []  # what this worker has to say, or has said and not heard yet
+        self._said_again: tuple[Bells, list[Entry]]  # of these, those to be said in a new epoch
+        self._resaid = False  # somebody sees to that
+        self._handed: list[Tensor] | None = None  # a gradient that this worker has missed
         one_to_all = cast(MakeExchange, FromOneToAll)  # no exchange of rounds, but of gradients
         super().__init__(world, name, layout, rules, **{**settings, "exchange": one_to_all})
 
     def begin(self) -> None:
         """Start the background: the others' gradients may come from here on."""
-        self._activities = [self._world.spawn(f"gradients of {self._name}", self._serve)]
+        for rank in set(range(self._world.size)) - set(self._world.members):  # lost before
+            self._hear_presence(Entry(entries.LEFT, rank))
+        super().begin()
+
+    def _begin_backgrounds(self) -> None:
+        """Under lock, in an epoch that is not the first."""
+        self._said_again, self._resaid = (self._bells, list(self._unsaid)), False
+        self._activities = [self._spawn(f"gradients of {self._name}", self._serve)]
 
     def _version(self, taken: int) -> int:
         """The updates in parameters that have so many rounds of the log."""
@@ -96,25 +119,47 @@ class Turns(Engine):
 
     def _serve(self) -> None:
         while not self._ended:
-            entry = Entry.read(self._bells.told())
-            if entry.why == entries.GRADIENT:
-                with self._state:
-                    self._await_room()
-                self._hear_gradient(entry)
-            else:
-                self._hear_presence(entry)
+            self._turn = Entry.read(self._bells.told())
+            self._take_turn(self._turn)
             self._keep_short()
+
+    def _take_turn(self, entry: Entry) -> None:
+        """It is this entry's turn: do what follows from it."""
+        if entry.why == entries.GRADIENT:
+            with self._state:
+                self._await_room()
+            self._hear_gradient(entry)
+        else:
+            self._hear_presence(entry)
+        with self._state:
+            self._turn = None
+            self._done += 1
+            if entry.worker == self._world.rank:
+                self._unsaid.pop(0)
+
+    def _tell(self, entry: Entry) -> None:
+        """Say something to all; in the next epoch, if this one is over before it is heard."""
+        with self._state:
+            self._unsaid.append(entry)
+            bells = None if self._over else self._bells
+            _, before = self._said_again
+            if before:  # in order: what comes before it has not been said yet
+                before.append(entry)
+                bells = None
+        if bells is not None:
+            with suppress(EpochOver):
+                bells.tell(entry.written())
 
     def _hear_gradient(self, entry: Entry) -> None:
         """Have it judged, and what follows done."""
         mine = entry.worker == self._world.rank
         pile = self._sent if mine else None
-        self._made_by_all += entry.made
-        self._asked_to_end |= entry.ends
         if entry.bad is not None:
+            self._note_steps(entry)
             self._log_bad(entry, entry.bad, pile)
             self._had_its_turn(entry, Verdict(), dropped=False)
             return
+        before = Before(self._judge) if self._world.survives else None
         if entry.useful:  # one worker's word, heard by all: they need not measure the same bits
             self._judge.learn(entry.useful)
         late = self._judge.delay(entry.ticket) > 0
@@ -125,17 +170,51 @@ class Turns(Engine):
                 with self._state:
                     pile = self.piles.nothing()
             elif self._means:
+                if before is not None:
+                    before.keep(self._means[verdict.into], pile)
                 self._means[verdict.into].add(pile)
-            if self._world.size > 1:
-                cast(FromOneToAll, self._exchange).exchange(pile, entry.worker)
+            self._travel(pile, entry, before)
             if self.watches is not None:
                 share = entry.samples / pile.unit
                 mean = [body / share for body in pile.flats.bodies]
                 self._useful = self.watches.see(mean, entry.samples)
             with self._state:
                 self._sums[verdict.into].add(entry, pile, self.piles)
+        self._note_steps(entry)
         self._carry_out(verdict, began_s)
         self._had_its_turn(entry, verdict, dropped=verdict.into is None, late=late)
+
+    def _travel(self, pile: Pile, entry: Entry, before: Before | None) -> None:
+        """Have a worker's gradient in the pile; if that ends with the epoch, undo its turn."""
+        mine = entry.worker == self._world.rank
+        if self._handed is not None:
+            if not mine:
+                torch._foreach_copy_(list(pile.flats.bodies), self._handed)
+                pile.blank = False
+            self._handed = None
+        elif self._world.size > 1:
+            try:
+                cast(FromOneToAll, self._exchange).exchange(pile, entry.worker)
+            except EpochOver:
+                assert before is not None, "an epoch ends only where that is survived"
+                before.restore(self._judge)
+                if not mine:
+                    with self._state:
+                        self.piles.give_back(pile)
+                raise
+        self._travelled += 1
+        if before is not None:
+            self._keep_gradient(pile)
+
+    def _keep_gradient(self, pile: Pile) -> None:
+        """Have the latest one, for who may have missed it."""
+        if not self._latest:
+            self._latest = [torch.empty_like(body) for body in pile.flats.bodies]
+        torch._foreach_copy_(self._latest, list(pile.flats.bodies))
+
+    def _note_steps(self, entry: Entry) -> None:
+        self._made_by_all += entry.made
+        self._asked_to_end |= entry.ends
 
     def _carry_out(self, verdict: Verdict, began_s: float) -> None:
         """Make an update of the first sum, if the verdict says so, and have the next one there."""

@@ -33,6 +33,7 @@ from offbeat.worlds.base import Activity
 from offbeat.worlds.checked import HOW_TO_SURVIVE
 from offbeat.worlds.gloo import Groups, wait_for_c10d
 from offbeat.worlds.store import LONG, Clients
+from offbeat.worlds.threads import within
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
@@ -77,7 +78,7 @@ class Liveness:
 
     def wait_for_verdict(self, epoch: int | None = None) -> None:
         """Something has broken: give the news of it time to come."""
-        self._told.wait(_VERDICT_S)
+        within(_VERDICT_S, self._told.wait)
 
     def close(self) -> None:
         """All have come to the end: let the others go, and wait until they are gone."""

@@ -24,6 +24,16 @@ from offbeat.worlds import base
 from offbeat.worlds.base import World
 
 SWITCH_INTERVAL_S = 1e-4
+_LET_GO_S = 10.0
+_LOOK_S = 0.1
+
+
+def within(limit_s: float, ended: Callable[[float], bool]) -> bool:
+    """Wait for so long, look by look, of this process's own time; say whether it has ended.
+
+    A process that was stopped finds that hours have passed, in which nobody else got to say a word.
+    """
+    return any(ended(_LOOK_S) for _ in range(max(1, round(limit_s / _LOOK_S))))
 
 
 class ThreadedWorld(World):
@@ -103,7 +113,7 @@ class ThreadedWorld(World):
             thread.begin(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout=10.0)
+                within(_LET_GO_S, thread.ended)
         sys.setswitchinterval(self._switch_interval_s)
         if leaked := [thread.name for thread in self._threads if thread.is_alive()]:
             raise WorldError(f"worker {self.rank}: did not end with their world: {leaked}")
@@ -146,6 +156,11 @@ class _Thread(threading.Thread):
     def begin(self, activity: _Activity | None) -> None:
         """Serve this when it has ended what it serves now; None ends the thread."""
         self._next.put(activity)
+
+    def ended(self, limit_s: float) -> bool:
+        """Wait for so long; say whether it has."""
+        self.join(limit_s)
+        return not self.is_alive()
 
     def run(self) -> None:
         while (activity := self._next.get()) is not None:
