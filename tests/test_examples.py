@@ -80,7 +80,7 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", [*LEARNT, "07_checkpoint.py"])
+@pytest.mark.parametrize("name", ["05_gan.py", "07_checkpoint.py"])  # more than a plain loop
 def test_an_example_runs_on_two_processes(name: str, pool: Pool, tmp_path: Path) -> None:
     folder = ("--folder", str(tmp_path), "--epochs", "1") if "checkpoint" in name else ()
     ended = pool.run(_example, str(EXAMPLES / name), *folder, limit_s=90.0, after_error_s=5.0)
