@@ -48,6 +48,7 @@ class Gossip(Engine):
     """The rounds of one layout among neighbours."""
 
     __slots__ = ("_ends_with", "_roll", "_to_ring")
+    marks = False
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""

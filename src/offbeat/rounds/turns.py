@@ -52,6 +52,7 @@ class Turns(Engine):
         *("_means", "_outcomes", "_recent_s", "_roll", "_sent", "_stopped_at", "_sums", "judged"),
         *("_useful", "watches"),
     )
+    marks = False
 
     def __init__(
         self,
