@@ -18,6 +18,7 @@ from offbeat.clusters import Cluster
 from offbeat.data.settling import Held, Settled, settle
 from offbeat.errors import TooFewWorkersError
 from offbeat.testing import processes
+from offbeat.worlds import enter_world
 
 EPOCHS = 2
 
@@ -138,6 +139,28 @@ def test_what_is_left_of_a_turn_that_is_over_comes_in_the_next() -> None:
     # Had it not begun the next, that would wait for it there.
     _, after = settle(Settled(), {0: zero[:1]}, [(one, (0, 0))]).left
     assert (after.turn, after.count, after.extras) == (2, None, [[7, 2]])
+
+
+def test_keys_do_not_grow_with_epochs() -> None:
+    """What is kept of old turns, in case that a worker is lost, is bounded."""
+    dataset = TensorDataset(torch.arange(8))
+
+    def keys(epochs: int) -> int:
+        def train() -> int:
+            model = torch.nn.Linear(1, 1)
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            deal = offbeat.Deal(dataset)
+            with offbeat.attach(model, opt, survive=True):
+                for _ in range(epochs):
+                    for _ in deal:
+                        model(torch.ones(1, 1)).sum().backward()
+                        opt.step()
+            control: Any = enter_world().control
+            return len(control.values) + len(control.counters)
+
+        return max(offbeat.run(train, cluster()).results)
+
+    assert keys(60) <= keys(20) + 6
 
 
 # --- too few are left ----------------------------------------------------------------------

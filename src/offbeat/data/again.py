@@ -29,6 +29,8 @@ from offbeat.errors import EpochOver
 from offbeat.worlds import Control, World
 from offbeat.worlds.current import present_world
 
+_SERIALS = 2**12  # turns between two losses; float32 holds as many times as many
+
 
 class Answer(NamedTuple):
     """What a worker is dealt when it asks for more."""
@@ -70,10 +72,9 @@ class Again:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._place = f"dealing/{next(world.numbers)}"
+        self._place = "dealing"
         self._state = world.condition("what lost workers had been dealt")
         self._epoch = world.epoch
-        self._first_epoch = world.epoch
         self._settles = False
         self._settled = Settled()
         self._trail = self._new_trail()
@@ -211,7 +212,7 @@ class Again:
 
     def _work_out(self, control: Control, epoch: int, held: dict[int, list[Held]]) -> Settled:
         before, since = self._newest(control, epoch)
-        everyone = range(self._world.size) if since == self._first_epoch else before.held
+        everyone = range(self._world.size) if since == 0 else before.held
         gone = [rank for rank in everyone if rank not in held]
         marks = self._marks(epoch)
         lost = []
@@ -227,7 +228,7 @@ class Again:
             if control.add(f"{self._place}/{each}/is-settled", 0):
                 found = control.get(f"{self._place}/{each}/settled")
                 return Settled.of_json(json.loads(found)), each
-        return self._settled, self._epoch
+        return self._settled, max(self._epoch, 0)
 
     def _marks(self, epoch: int) -> list[tuple[int, int]] | None:
         """What the rounds of this worker's attachments hold; None if they do not say."""
@@ -238,6 +239,8 @@ class Again:
     def _go_on(self, settled: Settled, epoch: int) -> None:
         """Deal again what is left; under lock."""
         self._settled, self._epoch, self._settles = settled, epoch, False
+        if not self._shares:  # later than what a worker of this rank has marked that was lost
+            self._serial = max(self._serial, epoch * _SERIALS)
         self._trail = self._new_trail()
         for share in self._shares:
             for left in settled.left:

@@ -55,6 +55,7 @@ class Rumours(Engine):
     """The rounds of one layout among neighbours, as long as nobody is lost."""
 
     __slots__ = ("_ends_with", "_pauses", "_roll", "_to_ring")
+    marks = False
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""

@@ -60,6 +60,7 @@ class Turns(Engine):
         *("_done", "_handed", "_loads", "_resaid", "_said_again", "_travelled", "_turn", "_unsaid"),
         *("_useful", "watches"),
     )
+    marks = False
 
     def __init__(
         self,

@@ -275,8 +275,8 @@ class World(ABC):
 
     def survive(self, min_workers: int) -> None:
         """Go on when a worker is lost, with as few as these; every worker calls this."""
-        self.survives = True
-        self.min_workers = min_workers
+        self.survives, self.min_workers = True, min_workers
+        self.too_few = None if len(self.members) >= min_workers else self.too_few
 
     def meet(
         self, name: str, who: tuple[int, ...] | None = None, act: Callable[[], T] | None = None
