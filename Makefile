@@ -45,7 +45,7 @@ test-package: $(READY)  ## build the wheel, install it without developers' tools
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv build/package
 	build/package/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
-	OFFBEAT_INSTALLED=$(CURDIR)/build/package/bin/python $(BIN)/python -m pytest -m package
+	OFFBEAT_INSTALLED=$(CURDIR)/build/package/bin/python $(BIN)/python -m pytest tests/test_package.py
 
 test-versions: $(READY)  ## the oldest torch and the newest: run where there is a CPU build, else types
 	$(BIN)/python tests/versions.py $(TORCHES)

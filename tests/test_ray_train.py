@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real, pytest.mark.frameworks]
 ROOT = Path(__file__).parents[1]
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # of 15, as it is by default: on a busy machine they would starve
     "RAY_memory_monitor_refresh_ms": "0",
     "OMP_NUM_THREADS": "1",
 }

@@ -129,7 +129,8 @@ def test_a_flag_of_accelerate_launch_that_does_not_fit_is_named(
 
     accelerator = runs.accelerator_alone()
     given = launch_command_parser().parse_args([flag, "--num_processes", "2", "train.py"])
-    given.mixed_precision, given.dynamo_backend = "no", "no"  # as `launch` sets them
+    given.mixed_precision, given.dynamo_backend = "no", "no"  # as `launch` sets what is missing
+    given.num_machines = 1
     launched = prepare_multi_gpu_env(given)
     for name, value in launched.items():
         if name.startswith("ACCELERATE_"):

@@ -13,6 +13,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -103,8 +104,14 @@ def _site(frame: FrameType, verb: str) -> Wait:
 
 
 def _is_program(file: str) -> bool:
+    """Whether a file is the program's own: not installed, here or in another place, nor ours."""
+    folders = set(Path(file).parts[:-1])
     ours = os.sep + "offbeat" + os.sep
-    return not (file.startswith((*_INSTALLED, "<")) or f"{os.sep}src{ours}" in file)
+    return not (
+        file.startswith((*_INSTALLED, "<"))
+        or folders & {"site-packages", "dist-packages"}
+        or f"{os.sep}src{ours}" in file
+    )
 
 
 # --- replacing ------------------------------------------------------------------------------
