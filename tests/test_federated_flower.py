@@ -15,8 +15,6 @@ from offbeat.federated.features import features
 from offbeat.lab import digits
 
 flwr = pytest.importorskip("flwr", reason="pip install 'offbeat[flower]'")
-pytest.importorskip("ray", reason="Flower's simulation needs ray")
-pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 CLASSES, CLIENTS, BUDGET = (0, 1), 2, 21
 
@@ -64,33 +62,80 @@ def _client_app() -> Any:
     return app
 
 
-def test_flowers_clients_keep_exactly_the_quotas_by_the_scores_of_the_pooled_features() -> None:
-    from flwr.app import ArrayRecord, Context
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.simulation import run_simulation
+def _served(grid: Any) -> dict[str, Any]:
+    """What a ServerApp does: a round, the choice, and a round in which clients tell theirs."""
+    from flwr.app import ArrayRecord
 
     from offbeat.federated import flower
+
+    strategy = flower.FedCBDR(budget=BUDGET, fraction_evaluate=0.0)
+    first = strategy.start(grid, ArrayRecord(_net().state_dict()), num_rounds=1)
+    kept = strategy.choose(grid, first.arrays, task=0, classes=CLASSES)
+    after = strategy.start(grid, first.arrays, num_rounds=1)
+    metrics = dict(after.train_metrics_clientapp[1])
+    return {"arrays": first.arrays.to_torch_state_dict(), "kept": kept, "metrics": metrics}
+
+
+def _check(seen: dict[str, Any]) -> None:
+    assert seen["kept"] == fed.quotas(BUDGET, [58, 60]) == [11, 10]
+    for kind, name in enumerate(("zeros", "ones")):
+        assert seen["metrics"][name] == pytest.approx(_expected(seen["arrays"], kind))
+
+
+class _Here:
+    """Hands messages to Flower's own ClientApp in this process, one client after the other."""
+
+    def __init__(self, silent: bool = False) -> None:
+        from flwr.app import Context, RecordDict
+
+        self._app, self._silent = _client_app(), silent
+        self._contexts = {
+            11 + place: Context(1, 11 + place, {"partition-id": place}, RecordDict(), {})
+            for place in range(CLIENTS)
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return list(self._contexts)
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Any]:
+        to = [(each, each.metadata.dst_node_id) for each in messages]
+        replies = [self._app(message, self._contexts[node]) for message, node in to]
+        return replies[1:] if self._silent else replies
+
+
+def test_clients_of_flower_keep_exactly_the_quotas_by_the_scores_of_the_pooled_features() -> None:
+    _check(_served(_Here()))
+
+
+def test_a_client_of_flower_that_does_not_answer_ends_the_choice() -> None:
+    from flwr.app import ArrayRecord
+
+    from offbeat.federated import flower
+
+    strategy = flower.FedCBDR(budget=BUDGET)
+    with pytest.raises(RuntimeError, match="1 of 2 nodes answered while samples of task 0"):
+        strategy.choose(_Here(silent=True), ArrayRecord(_net().state_dict()), 0, CLASSES)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_flowers_simulation_comes_to_the_same() -> None:
+    pytest.importorskip("ray", reason="Flower's simulation needs ray")
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
 
     server, seen = ServerApp(), dict[str, Any]()
 
     @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        strategy = flower.FedCBDR(budget=BUDGET, fraction_evaluate=0.0)
-        first = strategy.start(grid, ArrayRecord(_net().state_dict()), num_rounds=1)
-        seen["arrays"] = first.arrays.to_torch_state_dict()
-        seen["kept"] = strategy.choose(grid, first.arrays, task=0, classes=CLASSES)
-        after = strategy.start(grid, first.arrays, num_rounds=1)
-        seen["metrics"] = dict(after.train_metrics_clientapp[1])
+    def main(grid: Any, context: Any) -> None:
+        seen.update(_served(grid))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Flower's and ray's own
-        resources = {"num_cpus": 1, "num_gpus": 0.0}
-        run_simulation(
-            server, _client_app(), CLIENTS, backend_config={"client_resources": resources}
-        )
-    assert seen["kept"] == fed.quotas(BUDGET, [58, 60]) == [11, 10]
-    for kind, name in enumerate(("zeros", "ones")):
-        assert seen["metrics"][name] == pytest.approx(_expected(seen["arrays"], kind))
+        config: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+        run_simulation(server, _client_app(), CLIENTS, backend_config=config)
+    _check(seen)
 
 
 def _expected(arrays: dict[str, torch.Tensor], kind: int) -> float:
