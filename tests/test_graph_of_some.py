@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from crashes import Lives
+from crashes import Lives, Schedule
 
 import offbeat
 from offbeat.clusters import Cluster
@@ -64,6 +64,13 @@ def test_a_run_whose_graph_falls_apart_ends_with_a_sentence() -> None:
         offbeat.run(Lives(offbeat.DPSGD(PAIRS), (5, 5, 5)), _crash(1))
     lives = Lives(offbeat.DPSGD(PAIRS), (5, 5, 5))
     assert lives.check(offbeat.run(lives, _crash(2)).results) == 1
+
+
+def test_what_is_given_again_goes_by_the_matrix_of_the_round_that_takes_it() -> None:
+    """Worker 3 was in round 0 when the others had made it; with one-peer, the next has others."""
+    schedule = Schedule("dpsgd-one-peer", (2, 1, 2, 3), (1.0, 0.3, 0.45, 0.9))
+    for event in range(120, 127):
+        assert schedule.lived_through((event, 0)) == 1
 
 
 @pytest.mark.parametrize("method", [offbeat.EDM, offbeat.MomentumTracking])

@@ -12,6 +12,7 @@ import offbeat
 from offbeat import testing
 from offbeat.clusters import Cluster
 from offbeat.worlds import enter_world, leave_world
+from offbeat.worlds.threads import within
 
 NETWORKED = Cluster.uniform(4, latency_s=0.001, bandwidth_bytes_per_s=1e9)
 
@@ -58,3 +59,15 @@ def test_the_bytes_that_all_workers_send_are_counted() -> None:
     sums = [2 * 2 * 16, 2 * 16, 3 * 2 * 16, 3 * 16]
     expected = [float(sum(sums[: count + 1])) for count in range(4)]
     assert offbeat.run(work, "uniform-8", workers=3).results == [expected] * 3
+
+
+def test_a_wait_with_a_limit_looks_as_often_however_long_the_process_is_stopped() -> None:
+    """Seconds that pass while it is stopped would use up the limit, and nobody could say a word."""
+    looks: list[float] = []
+
+    def stopped(look_s: float) -> bool:
+        looks.append(look_s)
+        return len(looks) == 95  # each of them may have taken an hour
+
+    assert within(10.0, stopped)
+    assert not within(1.0, lambda look_s: False)

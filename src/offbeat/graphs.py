@@ -205,8 +205,7 @@ def check_connected(matrices: Sequence[Tensor], ranks: Sequence[int]) -> None:
     """Raise ValueError unless these workers all hear of each other, if only through others."""
     size = len(ranks)
     links = sum(matrix + matrix.T for matrix in matrices) + torch.eye(size, dtype=torch.float64)
-    reached = torch.zeros(size, dtype=torch.float64)
-    reached[0] = 1
+    reached = torch.eye(size, dtype=torch.float64)[0]
     for _ in range(size):
         reached = (links @ reached > 0).double()
     if not reached.all():

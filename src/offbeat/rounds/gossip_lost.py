@@ -77,6 +77,8 @@ class Gossip(Rumours):
             self.log.pass_by()
             self.piles.pass_by()
             self._started += 1
+        if self._given is not None:  # to the next round, which may have another matrix
+            self._given[1].round = self._offset + self.log.completed
         self._ends_with = min((each for each in ends_with if each >= 0), default=None)
         most, absent, over = max(pauses), {}, []
         for rank, presence, times, waits in zip(
