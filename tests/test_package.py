@@ -118,7 +118,7 @@ def test_an_example_trains_in_a_simulation_and_on_processes(tmp_path: Path) -> N
 def test_a_race_has_its_data_and_draws_its_report(tmp_path: Path) -> None:
     command = Path(PYTHON).with_name("offbeat")
     race = ("race", "sync", "eager", "--task", "quadratic", "--cluster", "half-speed-4")
-    said(tmp_path, command, *race, "--seeds", "1", "--trials", "1", "--report", "report.html")
+    said(tmp_path, command, *race, "--seeds", "1", "--trials", "3", "--report", "report.html")
     assert "echarts" in (tmp_path / "report.html").read_text()
 
 
