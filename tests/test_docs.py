@@ -23,7 +23,6 @@ README_BYTES = 8_000  # what a newcomer reads before the first run; the rest is 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting_page.py
 FRAMEWORKS = {  # import what need not be installed
-    "offbeat.federated.flower",
     "offbeat.integrations.accelerate",
     "offbeat.integrations.lightning",
     "offbeat.integrations.transformers",

@@ -167,6 +167,7 @@ def test_resnet18_is_the_one_of_the_paper() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.timeout(300)
 def test_real_processes_and_several_jobs_come_to_the_same() -> None:
     about: dict[str, Any] = {"tasks": 2, "clients": 2, "samples": 120, "rounds": 2}
     methods = ["fedcbdr,uniform"]
