@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray.train", reason="pip install 'offbeat[ray-train]'")
 
-pytestmark = [pytest.mark.real, pytest.mark.frameworks]
+pytestmark = [pytest.mark.real, pytest.mark.frameworks, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,7 +35,7 @@ def ended(script: Path, folder: Path) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        words, _ = process.communicate(timeout=110)
+        words, _ = process.communicate(timeout=280)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
