@@ -54,6 +54,11 @@ class Cable:
                 _run(*qdisc, "del", "dev", interface, "root")
         self._limited = link != "unlimited"
 
+    def cut(self) -> None:
+        """Let nothing pass any more, and tell nobody."""
+        name, interface, _ = self.ends[1]
+        _run("ip", "-n", name, "link", "set", interface, "down")
+
     def remove(self) -> None:
         for name, _, _ in self.ends:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

@@ -32,8 +32,8 @@ from random import Random
 from typing import Any
 
 import torch
+from cable import cable
 from common import options, write
-from namespaces import Side, joined
 
 import offbeat
 
@@ -44,6 +44,7 @@ AFTER_S = 3.0
 """So long they train after the limit."""
 PORT = 29517
 FAULTS = ("cut link", "kill host 1")
+Ends = list[tuple[str, str, str]]
 METHODS: dict[str, offbeat.Algorithm] = {
     "SyncSGD()": offbeat.SyncSGD(),
     'EagerSGD("solo")': offbeat.EagerSGD("solo"),
@@ -83,17 +84,18 @@ def train(name: str, folder: Path, seconds: float) -> None:
 
 
 @contextmanager
-def host(number: int, side: Side, master: str, lost_s: float, told: list[str]) -> Iterator[int]:
-    """A launcher with two workers; gives its process group."""
+def host(number: int, ends: Ends, lost_s: float, told: list[str]) -> Iterator[None]:
+    """A launcher with two workers, in its namespace."""
+    name, interface, _ = ends[number]
     variables = {
         **os.environ,
-        "GLOO_SOCKET_IFNAME": side.interface,
+        "GLOO_SOCKET_IFNAME": interface,
         "OFFBEAT_LOST_S": str(lost_s),
         "OMP_NUM_THREADS": "1",
     }
     job = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"]
-    job += ["--master-addr", master, "--master-port", str(PORT)]
-    command = ["ip", "netns", "exec", side.name, sys.executable, "-m", "offbeat", "launch", *job]
+    job += ["--master-addr", ends[0][2], "--master-port", str(PORT)]
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "offbeat", "launch", *job]
     process = subprocess.Popen(
         [*command, __file__, "--worker", *told],
         env=variables,
@@ -101,18 +103,18 @@ def host(number: int, side: Side, master: str, lost_s: float, told: list[str]) -
         start_new_session=True,
     )
     try:
-        yield process.pid
+        yield
         words = process.communicate()[1].decode()
         if number == 0 and process.returncode:
             print(words, flush=True)
     finally:
-        kill(side)
+        kill(name)
         process.wait()
 
 
-def kill(side: Side) -> None:
+def kill(name: str) -> None:
     """End all that runs in a namespace."""
-    listed = subprocess.run(["ip", "netns", "pids", side.name], capture_output=True, text=True)
+    listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
     for pid in listed.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
 
@@ -121,22 +123,23 @@ def trial(name: str, fault: str, random: Random, lost_s: float) -> dict[str, Any
     seconds = 2 * BEGINS_S + lost_s + AFTER_S
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = stack.enter_context(joined())
+        joins = stack.enter_context(cable())
+        other = joins.ends[1][0]
         told = [name, str(folder), str(seconds)]
-        stack.enter_context(host(0, sides[0], sides[0].address, lost_s, told))
-        with host(1, sides[1], sides[0].address, lost_s, told):
+        stack.enter_context(host(0, joins.ends, lost_s, told))
+        with host(1, joins.ends, lost_s, told):
             while len(list(folder.glob("begun-*"))) < 4:
                 time.sleep(0.01)
             time.sleep(random.uniform(BEGINS_S, 2 * BEGINS_S))
             happened = time.time()
             if fault == "cut link":
-                sides[1].cut()
+                joins.cut()
             else:
-                kill(sides[1])
+                kill(other)
             while len(list(folder.glob("ended-*"))) < 2 and time.time() < happened + 30:
                 time.sleep(0.05)
             time.sleep(1.0)  # who must not go on would end now, too
-            kill(sides[1])
+            kill(other)
         ended = sorted(folder.glob("ended-*"))
         survived = [each.stem for each in ended] == ["ended-0", "ended-1"]
         tales = [json.loads(each.read_text()) for each in ended]
@@ -179,6 +182,7 @@ def main() -> None:
         name, folder, seconds = arguments.worker
         train(name, Path(folder), float(seconds))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     rows = []
     for name in METHODS:
         for fault in FAULTS:
