@@ -47,6 +47,7 @@ class State:
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
         *("_following", "_header", "_latest", "_make", "_over", "_regrouping", "_running"),
+        *("_gift", "_lacking", "_lacking_since", "_lacks", "give_now"),
     )
 
     def __init__(
@@ -137,6 +138,12 @@ class State:
         self._over = False  # the members have changed, and this engine is to begin anew
         self._regrouping = False  # it does so
         self._running = 0  # who is in the middle of something that ends with an epoch
+        self._lacks = False  # it joins, and has not got what rounds are applied to
+        self._gift: Tensor | None = None  # that, from one of the others
+        self._lacking: tuple[int, ...] = ()  # who else does, since this round
+        self._lacking_since = 0
+        self.give_now: Callable[[], None] | None = None
+        """Gives this worker's state to who lacks it; called while its program serves the others."""
         self._latest: list[Tensor] = []  # what the latest round summed up, for who has missed it
         self._offset = 0  # rounds before this engine began, less those without a number
         self._quorum = told.quorum_of(rules.quorum, world.size)
