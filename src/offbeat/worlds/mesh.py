@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from offbeat.errors import WorkerLostError
 from offbeat.worlds.base import Activity
 from offbeat.worlds.entrance import HELLO, Entrance
-from offbeat.worlds.sockets import noting
+from offbeat.worlds.sockets import noting, own_address
 from offbeat.worlds.store import Clients
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Mesh:
         self._limit_s = lost_s()
         self._peers: dict[int, socket.socket] = {}
         self._departed: set[int] = set()
-        self._closing = self._closed = False
+        self._closing = self._closed = self._stopped = False
         self._freeze_s = world.freeze_s
         self._beat_s = min(_BEAT_S, self._limit_s / 4, (self._freeze_s or 4.0) / 4)
         self._heard_s: dict[int, float] = {}
@@ -90,7 +90,7 @@ class Mesh:
         """Connect to everybody, if not alone yet, and begin to listen; every worker does."""
         with noting():
             self._here, self._there = socket.socketpair()
-            self._server = socket.create_server((_own_address(), 0), backlog=self._world.size)
+            self._server = socket.create_server((own_address(), 0), backlog=self._world.size)
             try:
                 if not alone:
                     self._publish()
@@ -123,6 +123,8 @@ class Mesh:
 
     def report(self, rank: int, reason: str) -> None:
         """Have the others go on without a worker, which may be this one; wait until they know."""
+        if self._stopped:  # they do
+            return
         told = threading.Event()
 
         def judge() -> None:
@@ -157,6 +159,7 @@ class Mesh:
 
     def stop(self) -> None:
         """This worker has failed: listen no more."""
+        self._stopped = True
         self._have_done(self._end)
 
     def say_goodbye(self) -> None:
@@ -337,14 +340,3 @@ class Mesh:
 def _send(peer: socket.socket, byte: bytes) -> None:
     with suppress(OSError):  # it is gone, which is noticed where it is listened to
         peer.send(byte)
-
-
-def _own_address() -> str:
-    """The address by which this host reaches the job's store, and others this host."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    with suppress(OSError):
-        family, kind, *_, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
