@@ -42,7 +42,8 @@ def _dies_when_it_gives(after_s: float) -> None:
     give = Joining._give_to
 
     def give_and_die(self: Joining, *arguments: Any) -> None:
-        _die_in(after_s)
+        if self._world.epoch == 2:  # after one loss and one join: the others may give it
+            _die_in(after_s)
         give(self, *arguments)
 
     Joining._give_to = give_and_die  # type: ignore[method-assign]
@@ -112,7 +113,7 @@ def trial(algorithm: offbeat.Algorithm, fault: str, random: Random) -> dict[str,
         if any(from_s < until and from_s + took_s > since for since, until in windows)
     ]
     return {
-        "fired": again == expected.get(fault, [0, 0, 0, 1]),
+        "fired": again == expected,
         "survived": whole,
         "identical": whole and all(each["identical"] for each in told),
         "stall_s": max(0.0, max(within) - usual) if within else None,
