@@ -11,6 +11,8 @@ with everything that they have computed applied or dropped on purpose.
     kill while closing      one whose loop has ended, while the others still train or close, too
     kill beside a loader    one that has a DataLoader with two processes, which live on for a while
 
+and those of survive_joins.py, after which a worker is started again, and joins.
+
     python benchmarks/survive.py --json survive.json [--trials 20]
 """
 
@@ -24,6 +26,7 @@ import time
 from random import Random
 from typing import Any
 
+import survive_joins
 import torch
 from common import options, write
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,6 +48,7 @@ METHODS: dict[str, offbeat.Algorithm] = {
     "DiLoCo(8)": offbeat.DiLoCo(8),
 }
 FAULTS = ("kill", "kill rank 0", "kill two", "kill while closing", "kill beside a loader")
+FAULTS += survive_joins.FAULTS
 
 
 def _die_in(seconds: float) -> None:
@@ -97,6 +101,8 @@ def train(name: str, fault: str, victims: tuple[int, ...], moment_s: float) -> d
 
 def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
     """Start workers, lose some, and see how the others end."""
+    if fault in survive_joins.FAULTS:
+        return survive_joins.trial(METHODS[name], fault, random)
     victims = {
         "kill rank 0": (0,),
         "kill two": tuple(random.sample(range(WORKERS), 2)),

@@ -52,9 +52,9 @@ class Launched:
         """Signal the launcher, and it alone."""
         os.kill(self._process.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, limit_s: float = LIMIT_S) -> int:
         """Wait for its end; return its exit code."""
-        self._process.join(LIMIT_S)
+        self._process.join(limit_s)
         if self._process.exitcode is None:
             self.send(signal.SIGKILL)
             self._process.join()

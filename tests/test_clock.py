@@ -555,9 +555,9 @@ def test_a_worker_that_ended_before_its_crash_is_not_lost() -> None:
     assert offbeat.run(offbeat.rank, CRASH).results == [0, 1, 2]
 
 
-def test_a_join_is_refused_until_members_can_change() -> None:
+def test_a_worker_that_joins_is_not_there_before() -> None:
     cluster = Cluster.parse(
         'workers = 2\n[compute]\nstep_s = 1\n[[event]]\nkind = "join"\nworker = 1\nat_s = 1'
     )
-    with pytest.raises(ValueError, match="has a worker join during the run"):
-        offbeat.run(offbeat.rank, cluster)
+    run = offbeat.run(lambda: (offbeat.rank(), enter_world().now()), cluster)
+    assert run.results == [(0, 0.0), (1, 1.0)]

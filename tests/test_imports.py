@@ -11,7 +11,7 @@ ROOT = Path(offbeat.__file__).parent
 # stand_ins.py: what a user's script finds under that name in a simulation
 ALLOWED = {
     *("worlds/real.py", "worlds/gloo.py", "worlds/store.py", "worlds/own.py"),
-    "worlds/ending.py",
+    *("worlds/ending.py", "worlds/stand_in.py"),
     *("worlds/current.py", "worlds/gloo_devices.py", "worlds/remote.py"),
     *("lab/stand_ins.py", "launch/job.py"),
     *("doctor/waits.py", "doctor/script.py", "integrations/lightning.py"),

@@ -19,7 +19,7 @@ import offbeat
 from offbeat.errors import StuckWarning
 from offbeat.testing import processes
 from offbeat.worlds import World, enter_world, leave_world
-from offbeat.worlds.base import stuck_s
+from offbeat.worlds.patience import stuck_s
 
 pytestmark = pytest.mark.real
 

@@ -37,6 +37,9 @@ class Algorithm(ABC):
     """Settings that there were once, `name` or `name=value`, and what to do without each."""
     identical: ClassVar[bool] = True
     """Whether replicas are the same to the bit at the end of the block."""
+    joins: ClassVar[bool] = False
+    """Whether a worker can join: it needs no more than the parameters, the optimizer's state and
+    `replica.memory` of another one, which is nobody's own."""
 
     def __new__(cls, *_: object, **settings: object) -> Self:
         for name, value in settings.items():

@@ -271,7 +271,7 @@ class Attachment(Attached):
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
         with self._world.elsewhere("dp.replicas_identical()"):
-            number = next(self._comparisons)
+            number, self._comparisons = self._comparisons, self._comparisons + 1
             return self._together(f"alike-{number}", lambda: alike(self._channel, self._model))
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,10 +9,9 @@ do.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from itertools import count
 from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -28,6 +27,7 @@ from offbeat.data.again import deal_again
 from offbeat.ending import note_join
 from offbeat.errors import DetachedError
 from offbeat.followers import Followers
+from offbeat.joinable import Joinable
 from offbeat.porting import Porting
 from offbeat.replica import Replica, Stats, Stoppable
 from offbeat.rounds import agree
@@ -45,7 +45,7 @@ def attached_to(optimizer: Optimizer) -> Attached | None:
     return None if found is None else found()
 
 
-class Attached(ABC):
+class Attached(Joinable):
     """A model and an optimizer over an algorithm, by hooks."""
 
     def __init__(
@@ -71,25 +71,22 @@ class Attached(ABC):
         deal_again(world)
         names, parameters = named_parameters(model, optimizer)
         number = next(world.numbers)
-        agree(
-            world,
-            f"attach-{number}",
-            {
-                "the algorithm": repr(algorithm),
-                "the optimizer": type(optimizer).__name__,
-                "clip_norm": clip_norm,
-                "nonfinite": nonfinite,
-                "bucket_bytes": bucket_bytes,
-                "the codec": repr(codec),
-                "survive": world.survives,
-                "min_workers": world.min_workers,
-                "freeze_s": world.freeze_s,
-                "parameters": [
-                    f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
-                    for name, parameter in zip(names, parameters, strict=True)
-                ],
-            },
-        )
+        told = {
+            "the algorithm": repr(algorithm),
+            "the optimizer": type(optimizer).__name__,
+            "clip_norm": clip_norm,
+            "nonfinite": nonfinite,
+            "bucket_bytes": bucket_bytes,
+            "the codec": repr(codec),
+            "survive": world.survives,
+            "min_workers": world.min_workers,
+            "freeze_s": world.freeze_s,
+            "parameters": [
+                f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
+                for name, parameter in zip(names, parameters, strict=True)
+            ],
+        }
+        agree(world, f"attach-{number}", told)
         self._replica = Replica(
             world,
             f"attach-{number}",
@@ -109,7 +106,7 @@ class Attached(ABC):
         )
         self._stats = self._apply.stats
         self._replica.overlap.reduces_next = self._reduces_next
-        self._comparisons = count()
+        self._comparisons = 0
         broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
         algorithm.start(self._replica)
         self._replica.engine.fold = self._apply.fold
@@ -124,6 +121,8 @@ class Attached(ABC):
             optimizer.register_step_post_hook(self._after_step),
         ]
         self._porting = Porting(optimizer, self._replica, schedule.given)
+        if world.survives or world.joins:
+            self._let_others_join(told)
         world.open.append(self)
         self._began_s = world.now()
         self._replica.stepped()
@@ -216,6 +215,8 @@ class Attached(ABC):
             self._with_others_away(self._apply.step_made)
         finally:
             self._in_step = False
+        if self._replica.engine.is_asked_for_state:
+            self._give_state()
         self._replica.stepped()
         self._porting.after_step()
         if self._world.too_few is not None:  # nothing is half done here: one may save
@@ -276,22 +277,6 @@ class Attached(ABC):
         if self._in_step or torch._C._current_graph_task_id() != -1:
             inside = "optimizer.step()" if self._in_step else "backward()"
             raise RuntimeError(f"dp.{verb}() inside {inside}: move it out, between two steps")
-
-    def _catch_up(self) -> None:
-        """Apply the rounds that were made while this worker computed, or was away."""
-        if self._closed:
-            return
-        parameters = self._replica.parameters
-        gradients = [parameter.grad for parameter in parameters]
-        self._in_step = True
-        try:
-            for parameter in parameters:  # a backward's that no step has taken, or the user's
-                parameter.grad = None
-            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.newest()))
-        finally:
-            self._in_step = False
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
 
     def _together(self, name: str, act: Callable[[], T]) -> T:
         """Have all workers do something between rounds; again, if one is lost meanwhile."""

@@ -78,7 +78,7 @@ def note_join(world: World, channel: Channel, stats: Stats, took_s: float, serve
     waits, times, steps_made = told.T.tolist()
     last, longest = waits.index(min(waits)), waits.index(max(waits))
     waited_s = waits[members.index(world.rank)]
-    if waited_s == waits[last]:
+    if waited_s == waits[last] or times[last] == waits[last]:  # who has just joined, and no more
         return
     stats.waited_for = members[last]
     at_its_pace = (waited_s - waits[last]) * steps_made[last] / (times[last] - waits[last])

@@ -13,7 +13,8 @@
     ├── WorldError                        the world below an algorithm
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   │   ├── TooFewWorkersError        and so many that the run ends: see min_workers
-    │   │   └── EpochOver                 the same, where the others go on without it
+    │   │   ├── EpochOver                 the same, where the others go on without it
+    │   │   └── NobodyToJoinError         all have ended whom a worker was started to join
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
@@ -124,6 +125,10 @@ class EpochOver(WorkerLostError):  # noqa: N818 - an event, not an error
 
     What lives through a loss catches it, and begins anew among those who are left: members.py.
     """
+
+
+class NobodyToJoinError(WorkerLostError):
+    """A worker was started to join others, and they have ended their training."""
 
 
 class ClosedError(WorldError):

@@ -10,11 +10,12 @@
 A worker that was started again has the rank, the local rank (and so the device) and the
 TORCHELASTIC_RESTART_COUNT of the one that it stands in for, but an id of its own.
 
-A worker tells the launcher, by keys of the job's store without any prefix,
+A worker tells the launcher, and who joins later, by keys of the job's store without any prefix,
 
     offbeat/survive      from now on the others go on when one is lost. Without this key the first
                          failure ends all. Better left there at the end of the training: who has
                          ended it must not be ended because another one dies in its last lines
+    offbeat/world        how often those who survive have attached by now
     offbeat/joined/5     worker 5, which was started again, is a member now. Who has not said so is
                          ended when nobody is left whom it could join.
 """
@@ -28,6 +29,7 @@ SURVIVE = "OFFBEAT_SURVIVE"
 WORKER = "OFFBEAT_WORKER"
 JOIN = "OFFBEAT_JOIN"
 SURVIVE_KEY = "offbeat/survive"
+_WORLD_KEY = "offbeat/world"
 
 
 def joined_key(worker: int) -> str:
@@ -50,9 +52,15 @@ def worker_id() -> int:
     return int(os.environ.get(WORKER) or os.environ.get("RANK", "0"))
 
 
-def say_survives(store: Any) -> None:
-    """Tell the launcher that the others go on when a worker is lost."""
+def say_survives(store: Any, world: int = 1) -> None:
+    """Tell the launcher that the others go on when a worker is lost; in the so manieth world."""
+    _root(store).set(_WORLD_KEY, str(world))
     _root(store).set(SURVIVE_KEY, b"1")
+
+
+def world_number(store: Any) -> int:
+    """How often those who survive have attached by now; waits until they have."""
+    return int(bytes(_root(store).get(_WORLD_KEY)))
 
 
 def say_joined(store: Any) -> None:

@@ -17,10 +17,10 @@ A loss in the middle of that ends it, and it begins anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offbeat.data import runs, trail
 from offbeat.data.settling import TURNS_KEPT, Held, Left, Settled, followed, settle
@@ -75,6 +75,8 @@ class Again:
         self._place = "dealing"
         self._state = world.condition("what lost workers had been dealt")
         self._epoch = world.epoch
+        self.joiner = world.joins
+        """Whether others were there before this worker."""
         self._settles = False
         self._settled = Settled()
         self._trail = self._new_trail()
@@ -104,6 +106,13 @@ class Again:
             left.count = share.held.count
             left.rest = [[left.count, left.count + len(left.extras)], *runs.packed(share.rest)]
         share.go_on(left, self._epoch)
+
+    def newest(self, deal: str) -> tuple[int, int] | None:
+        """The turn of a deal that others have come to, and its epoch: a joiner begins with that."""
+        with self._state:
+            self._state.wait_for(lambda: not self._settles)
+            begun = [each for each in self._settled.left if each.deal == deal and each.count]
+        return max(((each.turn, each.epoch) for each in begun), default=None)
 
     def extras(self, deal: str, turn: int) -> list[list[int]]:
         """What comes in a turn that this worker has not begun, of earlier ones."""
@@ -198,7 +207,9 @@ class Again:
         members, here = world.members, f"{self._place}/{epoch}"
         if world.epoch != epoch:
             raise EpochOver("another worker was lost meanwhile")
-        mine = [asdict(share.held) for share in self._shares]
+        mine: list[Any] | None = [asdict(share.held) for share in self._shares]
+        if self.joiner and not mine:
+            mine = None  # it has missed nothing, wherever the others are
         control.set(f"{here}/held/{world.rank}", json.dumps(mine).encode())
         if world.rank == members[0]:
             held = {rank: self._told(control, f"{here}/held/{rank}") for rank in members}
@@ -207,20 +218,26 @@ class Again:
             control.add(f"{here}/is-settled", 1)
         return Settled.of_json(json.loads(control.get(f"{here}/settled")))
 
-    def _told(self, control: Control, key: str) -> list[Held]:
-        return [Held(**each) for each in json.loads(control.get(key))]
+    def _told(self, control: Control, key: str) -> list[Held] | None:
+        told = json.loads(control.get(key))
+        return None if told is None else [Held(**each) for each in told]
 
-    def _work_out(self, control: Control, epoch: int, held: dict[int, list[Held]]) -> Settled:
+    def _work_out(
+        self, control: Control, epoch: int, told: Mapping[int, list[Held] | None]
+    ) -> Settled:
+        held = {rank: its for rank, its in told.items() if its is not None}
         before, since = self._newest(control, epoch)
         everyone = range(self._world.size) if since == 0 else before.held
-        gone = [rank for rank in everyone if rank not in held]
+        gone = [rank for rank in everyone if rank not in told]
         marks = self._marks(epoch)
         lost = []
         for rank in gone:
             entries = trail.read(control, f"{self._place}/{since}/of/{rank}")
             its, asked = followed(before.held.get(rank, []), entries)
             lost.append((its, asked if marks is None else marks[rank]))
-        return settle(before, held, lost)
+        settled = settle(before, held, lost) if held else before
+        settled.held |= {rank: [] for rank in told if rank not in held}
+        return settled
 
     def _newest(self, control: Control, epoch: int) -> tuple[Settled, int]:
         """What was worked out last, and in which epoch: perhaps nobody here has heard of it."""

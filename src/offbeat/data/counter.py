@@ -26,12 +26,12 @@ class Counter:
         self._compared = False
         self._version = 0
 
-    def at(self, version: int) -> Counter:
-        """The counter of this turn since workers were lost in that epoch; it begins anew."""
+    def at(self, version: int, size: int) -> Counter:
+        """The counter of this turn since the members have changed: so many; it begins anew."""
         if version == self._version:
             return self
         key = self._key.removesuffix(f"/again/{self._version}")
-        anew = Counter(f"{key}/again/{version}", self._rank, self._size, self._alike)
+        anew = Counter(f"{key}/again/{version}", self._rank, size, self._alike)
         anew._compared, anew._version = True, version
         return anew
 

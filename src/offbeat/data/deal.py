@@ -90,7 +90,8 @@ class Deal(Sampler[list[int]]):
         """Say which epoch comes next. Without it, each iteration is the epoch after the last."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be a whole number from 0, got {epoch!r}")
-        self._seat().epoch = epoch
+        if not (seat := self._seat()).counts:
+            seat.epoch = epoch
 
     def __len__(self) -> int:
         """Batches of one worker on average, rounded up: for schedules that count steps."""
@@ -112,8 +113,13 @@ class Deal(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration; after `load_state_dict`, the one that was saved."""
-        return self._seat().epoch
+        """The epoch of the next iteration; after `load_state_dict`, the one that was saved.
+
+        On a worker that has joined, the one that the others are in.
+        """
+        seat = self._seat()
+        seat.join()
+        return seat.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this worker in the epoch.
@@ -157,6 +163,7 @@ class Deal(Sampler[list[int]]):
     def _begin(self, turn: Turn) -> None:
         """A turn is asked for its first batch, and so begins."""
         seat = self._seat()
+        seat.join()
         epoch = seat.epoch
         batches = self._batches(epoch)
         if seat.turn is not None:

@@ -45,6 +45,20 @@ class Seat:
             self._number = next_number(present_world())
         return f"deal/{self._number}/{self.loads}"
 
+    @property
+    def counts(self) -> bool:
+        """Whether this worker has joined, whose program may count epochs otherwise."""
+        again = again_here()
+        return again is not None and again.joiner
+
+    def join(self) -> None:
+        """Begin where the others are, if this worker has joined them; its first turn, once."""
+        again = again_here()
+        if again is None or not self.counts or self.turns or self._loaded is not None:
+            return
+        if (newest := again.newest(self.key)) is not None:
+            self.turns, self.epoch = newest[0] - 1, newest[1]
+
     # --- the position ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

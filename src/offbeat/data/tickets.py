@@ -126,13 +126,14 @@ class Tickets:
             total = self._counter.add(world.control, wanted)
             return _dealt(self._rest, self._count, total, wanted)
         return dealing(world).ask(
-            self.share, lambda control, share: self._add(control, share, wanted)
+            self.share,
+            lambda control, share: self._add(control, share, len(world.members), wanted),
         )
 
-    def _add(self, control: Control, share: Share, wanted: int) -> Answer:
+    def _add(self, control: Control, share: Share, size: int, wanted: int) -> Answer:
         """Ask for more of a turn in which workers may be lost: each time with a new counter."""
         version, rest, count = share.version, share.rest, share.total
-        counter = self._counter.at(version)
+        counter = self._counter.at(version, size)
         total = counter.add(control, wanted)
         self._counter = counter
         return _dealt(rest, count, total, wanted)._replace(version=version)

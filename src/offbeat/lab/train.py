@@ -134,7 +134,7 @@ def _ddp(
         step += 1
         computed += samples
         ended = world.now()
-        _tell_step(world, watch, step, samples, began, ready, ended)
+        tell_step(world, watch, step, samples, began, ready, ended)
         run.stepped(ended, step, loss)
         if world.rank == 0 and not latest and not run.goes_on(ended, step):
             latest = world.control.add(_LATEST_STEP, step + 1)
@@ -149,7 +149,7 @@ def _ddp(
     return Outcome(world.rank, ended, step, computed, 0.0, *seconds, 0.0, 0, same, steps=step)
 
 
-def _tell_step(
+def tell_step(
     world: World, watch: Watch, step: int, samples: float, began: float, ready: float, ended: float
 ) -> None:
     rank, number = world.rank, step - 1

@@ -5,7 +5,7 @@ One supervisor for all that starts workers: `offbeat launch`, `offbeat race --wo
 """
 
 from offbeat.launch.functions import Function, end_with_parent
-from offbeat.launch.job import LaunchError, Slot, host_store, slots, variables
+from offbeat.launch.job import LaunchError, Slot, host_store, join_variables, slots, variables
 from offbeat.launch.supervisor import Supervisor, Worker, how
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "end_with_parent",
     "host_store",
     "how",
+    "join_variables",
     "slots",
     "variables",
 ]

@@ -74,7 +74,12 @@ def survival_variables(slot: Slot, attempt: int) -> dict[str, str]:
     """What `offbeat launch` tells a worker besides; see `launched`."""
     wanted = os.environ.get(launched.SURVIVE, "1")
     told = {launched.SURVIVE: wanted, launched.WORKER: str(slot.worker(attempt))}
-    return {**told, launched.JOIN: "1"} if attempt else told
+    return {**told, **join_variables(slot, attempt)} if attempt else told
+
+
+def join_variables(slot: Slot, attempt: int) -> dict[str, str]:
+    """What tells a worker that was started again to join the others."""
+    return {launched.WORKER: str(slot.worker(attempt)), launched.JOIN: "1"}
 
 
 def host_store(port: int = 0) -> Store:

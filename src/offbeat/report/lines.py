@@ -90,9 +90,9 @@ class Evaluation(_Line):
 
 
 class Lost(_Line):
-    """A worker goes on without another."""
+    """A worker goes on without another, or with one that has joined."""
 
-    kind: Literal["lost"]
+    kind: Literal["lost", "joined"]
     rank: NonNegativeInt
     at_s: FiniteFloat
     round: NonNegativeInt
@@ -106,7 +106,8 @@ class Lost(_Line):
         """For a person."""
         them = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
         lost = f"; {self.lost_samples:g} samples are lost in all" if self.lost_samples else ""
-        return f"{self.words}; {them} went on, after {self.took_s:.3f} s{lost}"
+        do = "went on" if self.kind == "lost" else "train"
+        return f"{self.words}; {them} {do}, after {self.took_s:.3f} s{lost}"
 
 
 class End(_Line):
@@ -147,7 +148,18 @@ class Verdict(_Line):
 Checked = Begin | Compute | Wait | Round | Evaluation | Lost | End | Result | Verdict
 
 _adapter: TypeAdapter[Checked] = TypeAdapter(Annotated[Checked, Field(discriminator="kind")])
-_KINDS = {"run", "compute", "wait", "round", "evaluation", "lost", "end", "result", "verdict"}
+_KINDS = {
+    "run",
+    "compute",
+    "wait",
+    "round",
+    "evaluation",
+    "lost",
+    "joined",
+    "end",
+    "result",
+    "verdict",
+}
 
 
 def checked(line: dict[str, Any], file: Path, number: int) -> Checked | None:

@@ -159,6 +159,8 @@ class Background(Service):
                 asks = self._in_round and bool(self._absent)
                 self._running += 1
             try:
+                if self._presence in (PAUSED, LEFT):
+                    self._give_if_asked()
                 if asks:
                     self._bells.want(number)
                 self._take_part(number)
@@ -170,6 +172,22 @@ class Background(Service):
                     self._running -= 1
                     if self._over:
                         self._state.notify_all()
+
+    def _make_broken_round(self) -> None:
+        """Make a round again that the background was in, while the program was away.
+
+        An epoch has ended in the middle of it. The background serves only those who are away.
+        """
+        with self._state:
+            self._state.wait_for(lambda: not (self._serving or self._over))
+            broken = self._started > self.log.completed and not self._ended
+        if broken:
+            self._run_in_lockstep()
+
+    def _give_if_asked(self) -> None:
+        """The program serves the others, with all rounds applied: one who joins may ask it."""
+        if self._lacking and self.give_now is not None:
+            self.give_now()
 
     def _answer_bells(self) -> None:
         """In lockstep: take part in rounds while the program is away."""

@@ -43,8 +43,7 @@ when a worker is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from typing import Literal
 
@@ -169,7 +168,7 @@ class Engine(Members):
             self._made += made
             self.made += made
             if self._world.survives:
-                self._tell_step()
+                self.tell_step()
             if self._rules.at_arrival:
                 return "on time"
             # On time: wait for the round that will take this. Late: only for one under way. With a
@@ -305,6 +304,8 @@ class Engine(Members):
         if self._rules.lockstep and self._comes:
             self._comes = False
             self._run_in_lockstep()
+        elif self._rules.lockstep and self._world.survives:
+            self._make_broken_round()
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:
@@ -331,18 +332,6 @@ class Engine(Members):
     def newest(self) -> Generator[Round, None, None]:
         """Wait for nothing; yield every completed round not taken, in order."""
         return self._take(0.0)
-
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Have nothing folded in this block."""
-        with self._state:
-            self._state.wait_for(lambda: not self._folding)
-            self._taking = True
-        try:
-            yield
-        finally:
-            with self._state:
-                self._taking = False
 
     @property
     def more(self) -> bool:

@@ -47,6 +47,23 @@ class Log:
         self.completed += 1
         self.taken += 1
 
+    def begin_at(self, number: int) -> None:
+        """Forget all rounds: those up to this one are somebody else's to know."""
+        while self._rounds:
+            self._give_back(self._rounds.popleft()[1])
+        self.completed = self.taken = number
+        self.folded = 0
+
+    def know(self, number: int) -> None:
+        """The program knows of all rounds up to this one: it has got what they have made."""
+        while self.taken < number:
+            self._give_back(self._rounds.popleft()[1])
+            self.taken += 1
+
+    def _give_back(self, pile: Pile | None) -> None:
+        if pile is not None:
+            self._piles.give_back(pile)
+
     def next(self, merge: Merge | None = None, waited_s: float = 0.0) -> Round:
         """Lend the oldest round, for this merge; `returned` follows."""
         told, pile, facts = self._rounds.popleft()

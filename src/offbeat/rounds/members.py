@@ -25,19 +25,19 @@ from contextlib import suppress
 
 import torch
 
-from offbeat.errors import EpochOver
+from offbeat.errors import EpochOver, WorkerLostError
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
 from offbeat.rounds.header import AWAY, read
-from offbeat.rounds.presence import Presence
+from offbeat.rounds.joining import Joining
 from offbeat.worlds.base import Channel
 
 logger = logging.getLogger("offbeat")
 
 
-class Members(Presence):
-    """The part of an engine that lives through a loss."""
+class Members(Joining):
+    """The part of an engine that lives through a loss, or a join."""
 
     __slots__ = ()
     marks = True
@@ -47,11 +47,11 @@ class Members(Presence):
         """Start the backgrounds: the others' rounds may come from here on."""
         if self._world.survives:
             self._world.regroups.append(self)
-            self._tell_step()
+            self.tell_step()
             self._world.control.add(f"{self._place}/tells/{self._world.rank}", 1)
         super().begin()
 
-    def _tell_step(self) -> None:
+    def tell_step(self) -> None:
         """Leave word of what this worker has computed: if it is lost, nobody else knows."""
         if self._world.dealing is not None:
             self._mark = self._world.dealing.mark()
@@ -59,9 +59,9 @@ class Members(Presence):
         self._world.control.set(key, repr(self._computed).encode())
 
     def epoch_over(self) -> None:
-        """A worker is lost: have everything come out of the old epoch, and regroup."""
+        """The members have changed: have everything come out of the old epoch, and regroup."""
         with self._state:
-            self._over = True
+            self._over, self._lacking = True, ()
             begins, self._regrouping = not self._regrouping, True
             self._state.notify_all()
         if begins:
@@ -80,10 +80,12 @@ class Members(Presence):
                         self._over = self._regrouping = False
                         if not self._ended:
                             self._begin_backgrounds()
+                        if self._lacks and not self._ended:
+                            self._spawn(f"state of {self._name}", self._await_gift)
                         self._state.notify_all()
                         break
         self._count_lost()
-        self._say_lost(world.now() - began_s)
+        self._say_changed(world.now() - began_s)
         self._say_again()
 
     def given_marks(self, epoch: int) -> list[tuple[int, int]] | None:
@@ -101,13 +103,20 @@ class Members(Presence):
         channel = world.channel(f"{self._place}/{epoch}")
         if channel.epoch != epoch:
             raise EpochOver("another worker was lost meanwhile")
-        mine = torch.tensor([self.log.completed, self._started])
-        all_of = torch.empty(len(members), 2, dtype=mine.dtype)
+        # Who lacks the state that rounds are applied to begins anew, whatever it knows of them.
+        knows = -1 if self._lacks else self.log.completed
+        mine = torch.tensor([knows, self._started, bool(self._latest)])
+        all_of = torch.empty(len(members), 3, dtype=mine.dtype)
         channel.all_gather(mine, all_of).wait()
-        completed, started = all_of.T.tolist()
-        self._give_missed(channel, completed)
+        completed, started, has = all_of.T.tolist()
+        new = [rank for rank, knows in zip(members, completed, strict=True) if knows < 0]
+        if len(new) == len(members):
+            raise self._nobody_has_state()
+        self._give_missed(channel, completed, has)
+        self._tell_new(channel, [rank for rank in members if rank not in new], new)
         with self._state:
             self._without_lost(members)
+            self._with_new(new)
         if self._ended:
             return
         exchange = self._make(channel)
@@ -121,14 +130,15 @@ class Members(Presence):
         if max(started) > max(completed) and world.rank == members[0] and not self._rules.lockstep:
             self._arrivals.go()
 
-    def _give_missed(self, channel: Channel, completed: list[int]) -> None:
-        """Have the latest round completed by everybody, if anybody has."""
-        newest = max(completed)
-        have = [rank for rank, n in zip(channel.members, completed, strict=True) if n == newest]
-        behind = [rank for rank in channel.members if rank not in have]
+    def _give_missed(self, channel: Channel, completed: list[int], has: list[int]) -> None:
+        """Have the latest round completed by everybody, if anybody has, but for who is new."""
+        newest, ranks = max(completed), channel.members
+        known = zip(ranks, completed, has, strict=True)
+        have = [rank for rank, n, result in known if result and n == newest]
+        behind = [rank for rank, n in zip(ranks, completed, strict=True) if 0 <= n < newest]
         if self._world.rank in behind:
             self._take_missed(channel, have[0], newest)
-        elif self._world.rank == have[0]:
+        elif behind and self._world.rank == have[0]:
             works = [channel.send(each, rank) for rank in behind for each in self._latest]
             for work in works:
                 work.wait()
@@ -170,6 +180,9 @@ class Members(Presence):
     def _count_lost(self) -> None:
         """Count what lost workers had computed, as they told, and given to no round."""
         world = self._world
+        for rank in self._missed.intersection(world.members):  # another one in its place
+            self._missed.discard(rank)
+            self._given_by[rank] = 0.0
         for rank in {*range(world.size)}.difference(world.members, self._missed):
             with suppress(EpochOver):  # then later
                 if world.control.add(f"{self._place}/tells/{rank}", 0):
@@ -177,19 +190,26 @@ class Members(Presence):
                     self.lost_samples += max(told - self._given_by[rank], 0.0)
                 self._missed.add(rank)
 
-    def _say_lost(self, took_s: float) -> None:
+    def _nobody_has_state(self) -> WorkerLostError:
+        return WorkerLostError(
+            f"{self._world.loss}, and nobody is left who has the state that "
+            f"{len(self._world.members)} joining workers need: start again from a checkpoint"
+        )
+
+    def _say_changed(self, took_s: float) -> None:
         """One line for a person, and one for the records."""
         world = self._world
         left, size, number = len(world.members), world.size, self.knows_rounds
+        kind, go = ("joined", "train") if world.loss.endswith("joined") else ("lost", "go on")
         if world.rank == world.members[0]:
             logger.warning(
-                "%s; %d of %d workers go on, after %.3f s; %g samples are lost in all",
-                *(world.loss, left, size, took_s, self.lost_samples),
+                "%s; %d of %d workers %s, after %.3f s; %g samples are lost in all",
+                *(world.loss, left, size, go, took_s, self.lost_samples),
             )
         if world.records is not None:
             facts = {"words": world.loss, "workers": left, "took_s": took_s, "round": number}
             facts["lost_samples"] = self.lost_samples
-            world.records({"kind": "lost", "rank": world.rank, "at_s": world.now(), **facts})
+            world.records({"kind": kind, "rank": world.rank, "at_s": world.now(), **facts})
 
     def _say_again(self) -> None:
         """Tell the others what they have been told in the epoch before."""

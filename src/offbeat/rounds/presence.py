@@ -129,17 +129,32 @@ class Presence(Background):
         self._say(said)
         done = False
         while not done:
+            self._give_if_asked()
             if self._rules.lockstep:
                 self._run_in_lockstep()
             with self._state:
                 if not self._rules.lockstep:
-                    self._state.wait_for(lambda: bool(self.log) or self._is_over(presence))
+                    self._state.wait_for(
+                        lambda: bool(self.log or self._lacking) or self._is_over(presence)
+                    )
                 done = self._is_over(presence)
             yield from self._take(0.0)
 
     def _is_over(self, presence: int) -> bool:
         """Whoever has left for good serves on when the others pause."""
         return self._ended or (self._settled and presence == PAUSED)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Have nothing folded in this block."""
+        with self._state:
+            self._state.wait_for(lambda: not self._folding)
+            self._taking = True
+        try:
+            yield
+        finally:
+            with self._state:
+                self._taking = False
 
     # --- checkpoints -----------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class State:
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
         *("_computed", "_given_by", "_mark", "_marks", "_missed", "lost_samples"),
         *("_following", "_header", "_latest", "_make", "_over", "_regrouping", "_running"),
+        *("_gift", "_lacking", "_lacking_since", "_lacks", "give_now"),
     )
 
     def __init__(
@@ -139,6 +140,12 @@ class State:
         self._over = False  # the members have changed, and this engine is to begin anew
         self._regrouping = False  # it does so
         self._running = 0  # who is in the middle of something that ends with an epoch
+        self._lacks = False  # it joins, and has not got what rounds are applied to
+        self._gift: Tensor | None = None  # that, from one of the others
+        self._lacking: tuple[int, ...] = ()  # who else does, since this round
+        self._lacking_since = 0
+        self.give_now: Callable[[], None] | None = None
+        """Gives this worker's state to who lacks it; called while its program serves the others."""
         self._latest: list[Tensor] = []  # what the latest round summed up, for who has missed it
         self._mark = 0, 0  # which of its data this worker has computed: see data/again.py
         self._marks = [(0, 0)] * world.size  # and which of theirs all have given

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from offbeat.launch import Function, Supervisor, host_store, slots
+from offbeat.launch import Function, Supervisor, host_store, join_variables, slots
 from offbeat.launch import variables as variables_of
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
@@ -46,6 +47,8 @@ class Ended:
     error: BaseException | None
     seconds: float
     """From the start of all processes."""
+    restarts: int = 0
+    """How often it had been killed before, and was started again."""
 
 
 def processes(
@@ -55,23 +58,31 @@ def processes(
     environment: dict[str, str] | None = None,
     time_out_s: float = 60.0,
     check: bool = True,
+    restarts: int = 0,
 ) -> list[Ended]:
     """Run a function, which must be importable, in as many processes as torchrun would start.
 
     The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
     With `check`, the first error of a worker is raised here. Whoever is still running
     `time_out_s` after all have begun is killed, and counts as an error, which shows where its
-    threads were.
+    threads were. A worker that dies of a signal is started again, to join the others, at most
+    `restarts` times.
     """
     store = host_store()
     torch.multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     folder = Path(tempfile.mkdtemp(prefix="offbeat-"))
     with Supervisor[Function]() as crew:
-        for rank in range(workers):
+
+        def start(rank: int, attempt: int) -> None:
             variables = {**job_variables(rank, workers, store.port), **(environment or {})}
+            if attempt:
+                variables |= join_variables(slots([workers], 0)[rank], attempt)
             told = (folder / str(rank), variables, time_out_s, function, arguments)
             crew.add(Function(rank, "forkserver", _child, *told))
-        ended = _ends(crew, folder, time_out_s)
+
+        for rank in range(workers):
+            start(rank, 0)
+        ended = _ends(crew, folder, time_out_s, start, restarts)
     shutil.rmtree(folder)
     if check:
         for one in ended:
@@ -82,8 +93,15 @@ def processes(
     return ended
 
 
-def _ends(crew: Supervisor[Function], folder: Path, time_out_s: float) -> list[Ended]:
+def _ends(
+    crew: Supervisor[Function],
+    folder: Path,
+    time_out_s: float,
+    start: Callable[[int, int], None],
+    restarts: int,
+) -> list[Ended]:
     """How all ended; who is late is killed."""
+    attempts: Counter[int] = Counter()
     began, files = time.monotonic(), [folder / str(worker.rank) for worker in crew.running]
     ended: dict[int, Ended] = {}
     all_begun, until = False, began + START_S
@@ -92,9 +110,16 @@ def _ends(crew: Supervisor[Function], folder: Path, time_out_s: float) -> list[E
             all_begun, until = True, time.monotonic() + time_out_s
         gone, _ = crew.wait(max(until - time.monotonic(), 0.0) if all_begun else LOOK_S)
         for worker in gone:
+            if (worker.exit_code() or 0) < 0 and attempts[worker.rank] < restarts:
+                attempts[worker.rank] += 1
+                start(worker.rank, attempts[worker.rank])
+                continue
             result, error = _result(files[worker.rank])
             seconds = time.monotonic() - began
-            ended[worker.rank] = Ended(worker.rank, worker.exit_code(), result, error, seconds)
+            again = attempts[worker.rank]
+            ended[worker.rank] = Ended(
+                worker.rank, worker.exit_code(), result, error, seconds, again
+            )
     late = list(crew.running)
     crew.kill()
     for worker in late:

@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
 from offbeat.clusters import Cluster
 from offbeat.errors import EpochOver, TooFewWorkersError, WorkerLeft
 from offbeat.records import Sink
+from offbeat.worlds.patience import stuck_s
 
 T = TypeVar("T")
 Op = Literal["sum", "max", "min"]
@@ -180,18 +180,6 @@ class Closeable(Protocol):
         """Hold up nobody meanwhile: the program is busy elsewhere, at `where`."""
 
 
-def stuck_s() -> float:
-    """Return after how many seconds of waiting for others a program warns."""
-    text = os.environ.get("OFFBEAT_STUCK_S", "") or "300"
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not limit > 0:
-        raise ValueError(f"OFFBEAT_STUCK_S must be a number of seconds above 0, got {text!r}")
-    return limit
-
-
 class World(ABC):
     """One worker's view of the cluster; see the module's docstring for the verbs."""
 
@@ -200,6 +188,7 @@ class World(ABC):
     epoch: int
     members: tuple[int, ...]
     control: Control
+    scripts_joins = False
 
     def __init__(self, rank: int, size: int, cluster: Cluster | None, seed: int) -> None:
         self.rank = rank
@@ -213,6 +202,8 @@ class World(ABC):
         self.too_few: TooFewWorkersError | None = None  # what steps raise at their end
         self.freeze_s: float | None = None
         """After how long a silence they go on without a worker."""
+        self.joins = False
+        """Whether this worker is alone, and is to join a job that runs."""
         self.loss = ""
         """What has ended the epoch before this one, in words."""
         self.regroups: list[Regrouping] = []
@@ -226,11 +217,9 @@ class World(ABC):
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
         if cluster is not None:
-            if any(event.kind == "join" for event in cluster.events):
-                raise ValueError(
-                    f"cluster {cluster.name!r} has a worker join during the run, which this "
-                    "version cannot do yet: remove the join event, or start with all workers"
-                )
+            if cluster.join_at(rank) is not None and not self.scripts_joins:
+                words = "join during the run, which real processes do not replay: remove that event"
+                raise ValueError(f"cluster {cluster.name!r} has worker {rank} {words}")
             if (leaves_at := cluster.leave_at(rank)) is not None:
                 self._leaves_at = leaves_at
 
@@ -277,6 +266,16 @@ class World(ABC):
         """Go on when a worker is lost, with as few as these; every worker calls this."""
         self.survives, self.min_workers = True, min_workers
         self.too_few = None if len(self.members) >= min_workers else self.too_few
+
+    def let_in(self, attached: dict[str, Any]) -> None:  # noqa: B027 - where nobody can join
+        """Say what this worker has attached: one that has the same may join."""
+
+    def join(self, attached: dict[str, Any]) -> None:
+        """Become a member of the job that runs, if all have attached this; it `joins`."""
+        raise NotImplementedError
+
+    def say_joined(self) -> None:  # noqa: B027 - where nobody wants to know
+        """This worker, which has joined, is as far as the others."""
 
     def meet(
         self, name: str, who: tuple[int, ...] | None = None, act: Callable[[], T] | None = None

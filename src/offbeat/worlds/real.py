@@ -3,18 +3,21 @@
 Data moves through process groups of our own (`gloo.py`), next to the default one. Control values
 live in the job's own c10d store (`store.py`). A worker that ends is noticed by its neighbour
 (`liveness.py`), and then every verb of everybody raises; or, where losses are survived, by all
-others (`mesh.py`), and then what belongs to the epoch before does. What the program itself does in
-torch.distributed meanwhile is known too (`own.py`), and it may not end its process group
-(`ending.py`).
+others (`mesh.py`), and then what belongs to the epoch before does. A worker that joins a job which
+runs begins in a world of its own, with nobody else there, and then enters (`entrance.py`). What
+the program itself does in torch.distributed meanwhile is known too (`own.py`), and it may not end
+its process group (`ending.py`).
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +26,15 @@ from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, WorkerLostError
 from offbeat.worlds import base, ending
-from offbeat.worlds.base import stuck_s
 from offbeat.worlds.checked import checked_members, too_few
+from offbeat.worlds.entrance import Entrance, check_alike
 from offbeat.worlds.gloo import Channel, Groups
 from offbeat.worlds.liveness import Liveness
 from offbeat.worlds.mesh import Mesh
 from offbeat.worlds.own import OwnCollectives
+from offbeat.worlds.patience import stuck_s
 from offbeat.worlds.small import Small
+from offbeat.worlds.stand_in import stand_in
 from offbeat.worlds.store import Clients, Control, pool
 from offbeat.worlds.threads import ThreadedWorld
 from offbeat.worlds.waiters import Waiters
@@ -62,6 +67,13 @@ class RealWorld(ThreadedWorld):
     ) -> None:
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
+        joins = launched.joins() and not _opened
+        if joins and survivors is None:
+            raise ValueError(
+                "this worker was started to join the others, who survive a loss: it must attach "
+                "with survive=True, and a method that can, as they have"
+            )
+        stand_in()
         if not dist.is_initialized():
             # Kept until the process exits: a second one on the same store would meet the
             # addresses that the first has left there.
@@ -75,6 +87,10 @@ class RealWorld(ThreadedWorld):
         self._openings: Counter[str] = Counter()
         _opened += 1
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
+        if joins:  # alone, until it enters
+            self.joins, self.epoch, self.members = True, -launched.worker_id() - 1, (self.rank,)
+            self._entered = self.clients
+            self.clients = Clients(f"offbeat/alone/{launched.worker_id()}")
         self.waits_for: set[tuple[str, int]] = set()
         """The keys that this worker's threads wait for, and the epoch in which they began."""
         self.control = Control(self, self.clients)
@@ -88,7 +104,10 @@ class RealWorld(ThreadedWorld):
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
         self.control.add("within one host", int(within_one))
-        if len(self.members) > 1:
+        if joins:
+            self._liveness = Mesh(self, self._entered)
+            self._liveness.watch(alone=True)
+        elif len(self.members) > 1:
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
         agreed = self.control.add("within one host", 0) == len(self.members)
@@ -98,8 +117,34 @@ class RealWorld(ThreadedWorld):
             self.barrier("begin", len(self.members))  # paced devices count from one moment
             self._began += self.now()
         ending.guard(self)
-        if self.survives:
-            launched.say_survives(dist.distributed_c10d._get_default_store())
+        if self.survives and not joins:
+            self.clients.mine().set("members", json.dumps(self.members))
+            launched.say_survives(dist.distributed_c10d._get_default_store(), _opened)
+
+    # --- joining ---------------------------------------------------------------------------
+
+    def let_in(self, attached: dict[str, Any]) -> None:
+        mine = {"small_bytes": self.small_bytes, "attached": attached}
+        self.clients.mine().set(f"entrance/{self.rank}", json.dumps(mine))
+
+    def join(self, attached: dict[str, Any]) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        theirs = launched.world_number(store)
+        if theirs != _opened:
+            raise WorkerLostError(
+                f"worker {self.rank} was started to join the others, but they attach for the "
+                f"{theirs}. time by now: one can join only in the first attached block of a script"
+            )
+        assert isinstance(self._liveness, Mesh)
+        entrance = Entrance(self.rank, self._entered, self.check)
+        told = entrance.others()
+        check_alike(self.rank, told["attached"], json.loads(json.dumps(attached)))
+        self.small_bytes = told["small_bytes"]
+        self._liveness.join(f"worker {self.rank} has joined", entrance)
+        self.let_in(attached)
+
+    def say_joined(self) -> None:
+        launched.say_joined(dist.distributed_c10d._get_default_store())
 
     def control_in_epoch(self) -> base.Control:
         return Control(self, self.clients, self.epoch)
@@ -122,7 +167,9 @@ class RealWorld(ThreadedWorld):
         """What is raised by whatever belongs to an epoch that has ended."""
         return EpochOver(self.loss, self._lost)
 
-    def begin_epoch(self, members: tuple[int, ...], words: str, lost: int) -> bool:
+    def begin_epoch(
+        self, epoch: int, members: tuple[int, ...], words: str, lost: int, joins: bool
+    ) -> bool:
         """Go on among these; False if this worker does not."""
         error = WorkerLostError(f"{words}; seen by worker {self.rank} of {self.size}", rank=lost)
         if self.rank not in members:
@@ -134,11 +181,16 @@ class RealWorld(ThreadedWorld):
                 self.failed(self.too_few)
                 return False
         self.loss, self._lost = words, lost
-        _lost.add(lost)
+        _lost.update(set(range(self.size)) - set(members))
+        _lost.difference_update(members)
+        control = self.control
+        if self.joins:  # its own place is behind it
+            self.clients, self.joins = self._entered, False
+            self.control = Control(self, self.clients)
         before = [groups for groups in self._groups if groups.epoch <= self.epoch]
         channels = [channel for channel in self._channels if channel.epoch <= self.epoch]
         self._retired.clear()
-        self._begin_epoch(self.epoch + 1, members)
+        self._begin_epoch(epoch, members)
         for channel in channels:
             channel.stop()
             with suppress(ValueError):  # the program has closed it meanwhile
@@ -148,7 +200,7 @@ class RealWorld(ThreadedWorld):
             with suppress(ValueError):
                 self._groups.remove(groups)
         self._interrupt()
-        self.control.wake_all(before=self.epoch)
+        control.wake_all(before=self.epoch)
         return True
 
     def _interrupt(self) -> None:

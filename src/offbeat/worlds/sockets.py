@@ -102,6 +102,17 @@ def note_store(port: int) -> None:
     _store_ports.add(port)
 
 
+def own_address() -> str:
+    """The address by which this host reaches the job's store, and others this host."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    with suppress(OSError):
+        family, kind, *_, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
 def _open_sockets() -> Sockets:
     found = {}
     for name in Path("/dev/fd").iterdir() if Path("/dev/fd").exists() else ():

@@ -16,6 +16,7 @@ on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,12 +26,13 @@ from typing import Any
 from greenlet import getcurrent
 
 from offbeat.clusters import Cluster, draws
-from offbeat.errors import WorkerLeft, WorkerLostError
+from offbeat.errors import NobodyToJoinError, WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
 from offbeat.worlds.base import World
 from offbeat.worlds.checked import HOW_TO_SURVIVE, checked_members, too_few
 from offbeat.worlds.clock import Clock
+from offbeat.worlds.entrance import check_alike
 from offbeat.worlds.tasks import Parked, Task, Worker
 from offbeat.worlds.virtual_channels import Places
 from offbeat.worlds.virtual_store import InEpoch, Store
@@ -70,25 +72,26 @@ def run(
     if workers is not None:
         cluster = cluster.resized(workers)
     clock = Clock()
-    network = cluster.network
-    store = Store(clock, network.control_latency_s)
-    places = Places(clock, network, cluster.overhead.exchange_s)
+    store = Store(clock, cluster.network.control_latency_s)
+    places = Places(clock, cluster.network, cluster.overhead.exchange_s)
     city = _City(clock, cluster, places, store)
     results: list[Any] = [None] * cluster.workers
+    city.members = tuple(rank for rank in range(cluster.workers) if not cluster.join_at(rank))
     for rank in range(cluster.workers):
         worker = Worker(rank, seed * 1_000_003 + rank if own_random_state else None)
         world = VirtualWorld(city, worker, cluster, seed)
         world.records = records
 
         def main(rank: int = rank, world: VirtualWorld = world) -> None:
-            with suppress(WorkerLeft):
+            with suppress(WorkerLeft, NobodyToJoinError):
                 results[rank] = function()
             for thing in list(world.open):
                 thing.close()
 
-        clock.start(worker, "main", main, main=True)
+        start: Any = partial(clock.start, worker, "main", main, main=True)
+        begin = partial(clock.at, cluster.join_at(rank) or 0.0, start) if world.joins else start
+        begin()
         city.worlds.append(world)
-        city.members += (rank,)
         if (moment := cluster.crash_at(rank)) is not None:
             clock.end_at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
     _CITIES.append(city)
@@ -115,11 +118,18 @@ def current_virtual_world() -> VirtualWorld | None:
 class VirtualWorld(World):
     """One worker's view of the virtual cluster."""
 
+    scripts_joins = True
+
     def __init__(self, city: _City, worker: Worker, cluster: Cluster, seed: int) -> None:
         super().__init__(worker.rank, cluster.workers, cluster, seed)
         self.worker = worker
         self.city = city
-        self.control = city.store
+        self.control = self._store = city.store
+        self.members = city.members
+        if worker.rank not in city.members:  # alone, until it joins
+            self.joins, self.epoch, self.members = True, -1, (worker.rank,)
+            worker.epoch = -1
+            self.control = self._store = Store(city.clock, 0.0)
         self._clock = city.clock
         self._overhead = cluster.overhead
         self._key = draws.key(seed, worker.rank, _OVERHEAD_STREAM)
@@ -141,7 +151,7 @@ class VirtualWorld(World):
         return self.city.places.open(self.worker, name, checked_members(name, members, self))
 
     def control_in_epoch(self) -> base.Control:
-        return InEpoch(self.city.store, self.worker) if self.survives else self.control
+        return InEpoch(self._store, self.worker) if self.survives else self.control
 
     @property
     def sent_bytes(self) -> float:
@@ -161,8 +171,23 @@ class VirtualWorld(World):
         if not self.worker.alive:  # it crashes, and its program unwinds
             return
         self._clock.end_at(self._clock.now, self._end_activities)
-        if not isinstance(error, WorkerLostError):
+        if not isinstance(error, WorkerLostError) or isinstance(error, NobodyToJoinError):
             self.city.lose(self, f" ({type(error).__name__}: {error})")
+
+    def let_in(self, attached: dict[str, Any]) -> None:
+        self.city.store.set(f"entrance/{self.rank}", json.dumps(attached).encode())
+
+    def join(self, attached: dict[str, Any]) -> None:
+        for rank in self.city.members:
+            theirs = json.loads(self.city.store.get(f"entrance/{rank}"))
+            check_alike(self.rank, theirs, json.loads(json.dumps(attached)))
+        self.city.join(self)
+        self.let_in(attached)
+
+    def enter(self, words: str) -> None:
+        """Be a member."""
+        self.joins, self.control, self._store = False, self.city.store, self.city.store
+        self._change(words, self.rank)
 
     def lost(self, error: WorkerLostError) -> None:
         """Hear of a loss: this worker's epoch, or its run, is over."""
@@ -176,11 +201,15 @@ class VirtualWorld(World):
             if not self.regroups:
                 self._clock.interrupt(self.worker, self.too_few)
                 return
-        if members != self.members:
-            self.worker.epoch, self.worker.loss = self.city.epoch, (str(error), error.rank)
-            self.loss = str(error)
-            self._begin_epoch(self.city.epoch, members)
-            self._break_off()
+        if self.epoch != self.city.epoch:
+            self._change(str(error), error.rank)
+
+    def _change(self, words: str, rank: int | None) -> None:
+        """The members have."""
+        self.worker.epoch, self.worker.loss = self.city.epoch, (words, rank)
+        self.loss = words
+        self._begin_epoch(self.city.epoch, self.city.members)
+        self._break_off()
 
     def _break_off(self) -> None:
         """Make what this worker waits for raise, if it ends with an epoch; later waits do not."""
@@ -221,16 +250,29 @@ class _City:
         Those who survive hear of it one after another, within another latency: so some know of a
         loss while the others still make a round with what the lost one gave.
         """
-        moment, latency_s = self.clock.now, self.cluster.network.control_latency_s
-        words = f"worker {world.rank} was lost at virtual time {moment:g} s{why}"
+        words = f"worker {world.rank} was lost at virtual time {self.clock.now:g} s{why}"
         if world.rank not in self.members:
             return
         self.members = tuple(rank for rank in self.members if rank != world.rank)
+        self._tell(world, words)
+
+    def join(self, world: VirtualWorld) -> None:
+        """Have a worker among the members, if they are all there to hear of it."""
+        if not all(self.worlds[rank].open for rank in self.members):
+            raise NobodyToJoinError(f"worker {world.rank} comes too late: the others have ended")
+        self.members = tuple(sorted({*self.members, world.rank}))
+        words = f"worker {world.rank} has joined"
+        self._tell(world, words)
+        world.enter(words)
+
+    def _tell(self, world: VirtualWorld, words: str) -> None:
+        """The members are others: have the others hear why."""
+        moment, latency_s = self.clock.now, self.cluster.network.control_latency_s
         self.epoch += 1
 
         def told(others: list[VirtualWorld]) -> None:
             for other in others:
-                if other is not world and other.worker.alive:
+                if other is not world and other.worker.alive and not other.joins:
                     other.lost(WorkerLostError(words, rank=world.rank))
 
         if not world.survives:

@@ -1,0 +1,131 @@
+"""How a worker becomes a member of a job that runs.
+
+    entrance/<rank>    written by every member when it is attached: what it has attached, and so on
+    mesh/<rank>        where its mesh can be called; a joiner writes its own
+
+A joiner compares itself with the members, calls each of them, and is a *peer* of all when each has
+answered. Then it proposes the next epoch itself: the members, and it. If another proposal was
+quicker, because a worker was lost or another one has joined, it looks who the members are now, and
+tries again. So nobody has a part in it but by hearing that the members have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from offbeat.errors import DisagreementError, NobodyToJoinError
+from offbeat.worlds.sockets import noting
+from offbeat.worlds.store import Clients
+
+_ANSWER_S = 5.0
+_AGAIN_S = 0.02
+HELLO = struct.Struct("!i")
+REFUSES = "refuses"
+"""Among what a worker says of what it has attached: why nobody can join that, if so."""
+_Peers = dict[int, socket.socket]
+
+
+class Entrance:
+    """One joiner on its way in."""
+
+    def __init__(self, rank: int, clients: Clients, check: Callable[[], None]) -> None:
+        self._rank = rank
+        self._clients = clients
+        self._check = check
+        self.peers: _Peers = {}
+        """Members that have answered."""
+
+    def others(self) -> dict[str, Any]:
+        """Wait until all members are attached; what the first of them says of itself."""
+        while True:
+            members, _ = self.newest()
+            keys = [f"entrance/{rank}" for rank in members if rank != self._rank]
+            if not keys:
+                raise self._nobody()
+            if self._clients.mine().check(keys):
+                return dict(json.loads(bytes(self._clients.mine().get(keys[0]))))
+            self._pause(members)
+
+    def newest(self) -> tuple[list[int], int]:
+        """The members of the newest epoch, and its number."""
+        client, epoch = self._clients.mine(), 0
+        while client.check([f"epoch/{epoch + 1}"]):
+            epoch += 1
+        told = json.loads(bytes(client.get(f"epoch/{epoch}" if epoch else "members")))
+        return (told["members"] if epoch else told), epoch
+
+    def enter(self, words: str) -> tuple[int, dict[str, Any]]:
+        """Call everybody, and propose the epoch that this worker is a member of; that."""
+        client = self._clients.mine()
+        while True:
+            members, epoch = self.newest()
+            if self._rank not in members and self._has_called(members):
+                told = {"members": sorted([*members, self._rank]), "words": words}
+                proposal = json.dumps({**told, "rank": self._rank, "joins": True})
+                stands = bytes(client.compare_set(f"epoch/{epoch + 1}", "", proposal)).decode()
+                if stands == proposal:
+                    return epoch + 1, dict(json.loads(proposal))
+            else:
+                self._pause(members)
+
+    def _has_called(self, members: list[int]) -> bool:
+        for rank in list(self.peers):
+            if rank not in members:
+                self.peers.pop(rank).close()
+        return all(rank in self.peers or self._call(rank) for rank in members)
+
+    def _call(self, rank: int) -> bool:
+        """Connect to a member; False if it does not answer, perhaps not any more, or not yet."""
+        host, port = bytes(self._clients.mine().get(f"mesh/{rank}")).decode().split()
+        with suppress(OSError), noting():
+            peer = socket.create_connection((host, int(port)), timeout=_ANSWER_S)
+            peer.sendall(HELLO.pack(self._rank))
+            if peer.recv(1):
+                self.peers[rank] = peer
+                return True
+            peer.close()
+        return False
+
+    def _pause(self, members: list[int]) -> None:
+        self._check()
+        if self._clients.mine().check([f"departed/{rank}" for rank in members[:1]]):
+            raise self._nobody()
+        time.sleep(_AGAIN_S)
+
+    def _nobody(self) -> NobodyToJoinError:
+        return NobodyToJoinError(
+            f"worker {self._rank} was started to join the others, but they have ended their "
+            "training: there is nobody left to join"
+        )
+
+
+def check_alike(rank: int, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise if a joiner has attached something else than the others, and say what."""
+    if theirs[REFUSES]:
+        raise _refused(f"worker {rank} cannot join: the others take in nobody {theirs[REFUSES]}")
+    for what, value in theirs.items():
+        other = mine.get(what)
+        if value == other:
+            continue
+        if isinstance(value, list) and isinstance(other, list):
+            if len(value) != len(other):
+                value, other = f"{len(value)} {what}", f"{len(other)} {what}"
+            else:
+                value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
+        raise _refused(
+            f"worker {rank} cannot join: the others have {value} as {what}, this worker has "
+            f"{other}. Start it with the same script, settings and version of offbeat; they go on "
+            "without it"
+        )
+
+
+def _refused(words: str) -> DisagreementError:
+    error = DisagreementError(words)
+    error.everywhere = False  # the others do not hear of it
+    return error
