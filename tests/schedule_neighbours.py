@@ -51,7 +51,7 @@ class Neighbour(Member):
         self._copies = [self._own]
         self._brought: list[set[int]] = []
         self._layout = layout = Layout(["model"], [self._parameters])
-        among = partial(Neighbours, graph(plan.graph, world.size))
+        among = partial(Neighbours, graph(plan.graph, world.size), lambda _: None)
         self.engine = Gossip(
             world, "schedule", layout, plan.rules, notes=1, exchange=among, begin=False
         )
