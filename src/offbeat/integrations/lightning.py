@@ -69,14 +69,8 @@ _ATTACH = tuple(
     if parameter.kind is parameter.KEYWORD_ONLY and name not in ("clip_norm", "scheduler")
 )
 _LIGHTNING = (
-    "accelerator",
-    "parallel_devices",
-    "cluster_environment",
-    "checkpoint_io",
-    "precision_plugin",
-    "process_group_backend",
-    "timeout",
-    "start_method",
+    *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io"),
+    *("precision_plugin", "process_group_backend", "timeout", "start_method"),
 )
 _KEY = "offbeat"
 _NO_DDP = "DistributedDataParallel, FSDP and DeepSpeed are not used beneath it; leave that out"

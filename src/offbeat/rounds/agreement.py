@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from offbeat.errors import DisagreementError
 from offbeat.worlds.base import World
+from offbeat.worlds.checked import first_difference
 
 _latest: WeakKeyDictionary[World, str] = WeakKeyDictionary()
 """On the first worker: where each world has agreed last."""
@@ -46,18 +47,10 @@ def _told(mine: Mapping[str, Any]) -> bytes:
 
 
 def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], first: int, rank: int) -> str:
-    for what, value in theirs.items():
-        other = mine[what]
-        if value == other:
-            continue
-        if isinstance(value, list) and isinstance(other, list):
-            if len(value) != len(other):
-                value, other = f"{len(value)} {what}", f"{len(other)} {what}"
-            else:
-                value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
-        return (
-            f"workers disagree about {what}: worker {first} has {value}, "
-            f"worker {rank} has {other}. "
-            "Every worker must attach the same model, optimizer, algorithm and settings"
-        )
-    return ""
+    if (found := first_difference(theirs, mine)) is None:
+        return ""
+    what, value, other = found
+    return (
+        f"workers disagree about {what}: worker {first} has {value}, worker {rank} has {other}. "
+        "Every worker must attach the same model, optimizer, algorithm and settings"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +28,22 @@ def checked_members(name: str, members: tuple[int, ...] | None, world: World) ->
     if world.rank not in chosen:
         raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
     return chosen
+
+
+def first_difference(
+    theirs: Mapping[str, Any], mine: Mapping[str, Any]
+) -> tuple[str, object, object] | None:
+    """What differs first, there and here; of lists their lengths, or the first item that does."""
+    for what, value in theirs.items():
+        other = mine.get(what)
+        if value == other:
+            continue
+        if isinstance(value, list) and isinstance(other, list):
+            if len(value) != len(other):
+                return what, f"{len(value)} {what}", f"{len(other)} {what}"
+            value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
+        return what, value, other
+    return None
 
 
 def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> TooFewWorkersError:

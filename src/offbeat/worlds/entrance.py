@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from offbeat.errors import DisagreementError, NobodyToJoinError
+from offbeat.worlds.checked import first_difference
 from offbeat.worlds.sockets import noting
 from offbeat.worlds.store import Clients
 
@@ -109,15 +110,8 @@ def check_alike(rank: int, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -
     """Raise if a joiner has attached something else than the others, and say what."""
     if theirs[REFUSES]:
         raise _refused(f"worker {rank} cannot join: the others take in nobody {theirs[REFUSES]}")
-    for what, value in theirs.items():
-        other = mine.get(what)
-        if value == other:
-            continue
-        if isinstance(value, list) and isinstance(other, list):
-            if len(value) != len(other):
-                value, other = f"{len(value)} {what}", f"{len(other)} {what}"
-            else:
-                value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
+    if (found := first_difference(theirs, mine)) is not None:
+        what, value, other = found
         raise _refused(
             f"worker {rank} cannot join: the others have {value} as {what}, this worker has "
             f"{other}. Start it with the same script, settings and version of offbeat; they go on "
