@@ -12,10 +12,10 @@ DEMO := sync lbbsp dropcompute:window_rounds=10 eager msync abs nonblocking \
         --task noisy --cluster mixed-4 --trials 6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-frameworks test-package test-versions docs check format clean
+.PHONY: help demo test test-virtual test-real test-again test-fast test-frameworks test-package test-versions docs check format clean
 
 help:  ## say what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,20 +25,29 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## install, then race twelve algorithms on a virtual cluster of unlike workers
 	$(BIN)/offbeat race $(DEMO) --report report.html
 
-test: check  ## install, then every check and every test
+test: check test-virtual test-real  ## install, then every check and every test
+
+test-virtual: $(READY)  ## the tests of one process
 	$(BIN)/python -m pytest -m "not real" --numprocesses 2
-	$(BIN)/python -m pytest -m real
 
-test-fast: $(READY)  ## the tests that need no other process, in under a minute
-	$(BIN)/python -m pytest -m "not real and not slow" --numprocesses 2
+test-real: $(READY)  ## the tests on several processes
+	$(BIN)/python -m pytest -m real --numprocesses 2 --dist worksteal
 
-test-frameworks: $(READY)  ## install Lightning, Accelerate, transformers and Ray, and test them
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,frameworks]'
+test-again: $(READY)  ## those that have failed, one by one
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+test-fast: $(READY)  ## in under a minute: a few cases of every test; none that is slow or needs other processes
+	$(BIN)/python -m pytest -m "not real and not slow" --few 2 --numprocesses 2
+
+test-frameworks: $(VENV)/.frameworks  ## install Lightning, Accelerate, transformers and Ray, and test them
 	$(BIN)/python -m pytest -m frameworks
 
-docs: $(READY)  ## install mkdocs-material, and build the docs as a site, strictly: site/index.html
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+docs: $(VENV)/.docs  ## install mkdocs-material, and build the docs as a site, strictly: site/index.html
 	$(BIN)/mkdocs build --strict
+
+$(VENV)/.frameworks $(VENV)/.docs: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,$*]'
+	@touch $@
 
 test-package: $(READY)  ## build the wheel, install it without developers' tools, and test it there
 	rm -rf dist build/package

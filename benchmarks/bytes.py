@@ -5,18 +5,24 @@ limits in both directions (cable.py; it takes root): the all-reduce of a model o
 parameters has to pass it. Ranks of one namespace talk without a limit.
 
 Beside offbeat's codecs, under `SyncSGD`: DDP as it is, with its `fp16_compress_hook`, and with its
-PowerSGD hook (rank 2). All live in the same four processes and take turns: in a lap each makes one
-step, in an order that changes from lap to lap. A step is forward, backward and update of 8 samples;
-it lasts until the last rank has ended it. What counts is DDP's step time over the contestant's of
-the same lap: the median over laps, with quartiles. All warm up before the link is limited.
+PowerSGD hook (rank 2). Each lives with plain DDP in the same four processes, and they take turns:
+in a lap each makes one step, in an order that changes from lap to lap. A step is forward, backward
+and update of 8 samples; it lasts until the last rank has ended it. What counts is DDP's step time
+over the contestant's of the same lap: the median over laps, with quartiles. Each warms up before
+the link is limited.
 
-"auto" then makes steps by itself until it has decided, on the first link and again on each further
-one, which is in the figures; so its laps are those of what it has chosen. They are compared with
-those without a codec as well, and on the link without a limit the three of them make more laps.
+Only one thing is attached at a time: whatever else is attached is away while one steps, and says
+so to all workers, which takes the processor's time from whoever is measured. For the same reason
+ranks meet before a step by a collective that offbeat does not see.
+
+"auto" makes steps by itself until it has decided, on the first link and again on each further one,
+which is in the figures; so its laps are those of what it has chosen.
 
 PowerSGD has all gradients in one bucket here. With several, each issues its second and third
 all-reduce when its first has ended, so in an order that differs between ranks; Gloo pairs them by
 their order, and ends with an error ("op.preamble.length <= op.nbytes").
+
+`tbf` lets 512 kB pass at once, so a step of the smallest model hardly meets the limit.
 
 Where a codec begins to pay is found by smaller models too: the bandwidth at which a step with it
 lasts as long as one without, between two links of which one is faster with and one without it; step
@@ -25,7 +31,9 @@ times are taken to be linear in seconds a byte there.
     python benchmarks/bytes.py [--quick] [--json FILE] [--links unlimited,1gbit] [--links 100mbit]
                                [--parameters 10000000] [--only NAME,...]
 
-Settings, fixed before the first results: LAPS, MORE_LAPS, WARM_UP, by link.
+A file of figures is added to: whoever is measured again, on a link and with a model, is replaced.
+
+Settings, fixed before the first results: LAPS, WARM_UP, TIMES.
 """
 
 from __future__ import annotations
@@ -57,9 +65,9 @@ SAMPLES = 8
 WARM_UP = 3
 """Steps of each contestant; PowerSGD begins with the third."""
 MBITS = {"100mbit": 100.0, "1gbit": 1000.0, "unlimited": math.inf}
-LAPS = {"100mbit": 3, "1gbit": 8, "unlimited": 12}
-MORE_LAPS = {"unlimited": 30}
-"""Of those that "auto" is compared with, and itself."""
+LAPS = {"100mbit": 3, "1gbit": 8, "unlimited": 120}
+TIMES = {10_000_000: 1, 1_000_000: 1, 100_000: 2}
+"""So many times as many laps, by the model's number of parameters."""
 SETTLES = 60
 """Steps within which "auto" decides; else the run fails."""
 WIDTHS = {10_000_000: 1536, 1_000_000: 440, 100_000: 106}
@@ -71,14 +79,11 @@ CODECS: dict[str, Any] = {
     "int8": offbeat.Int8(),
     "int4": offbeat.Int4(),
     "global_qsgd_standard": offbeat.GlobalQSGD(),
+    "global_qsgd_foretold": offbeat.GlobalQSGD(margin=1.5),
     "global_qsgd_exponential": offbeat.GlobalQSGD("exponential"),
     "auto": "auto",
 }
-CONTESTANTS = ["ddp", "ddp_fp16", "ddp_powersgd", *CODECS]
-TOO_SLOW_FOR_AUTO = ("100mbit", 10_000_000)
-"""Its tries alone would take half a minute."""
-
-Seconds = dict[str, list[float]]
+CONTESTANTS = ["ddp_fp16", "ddp_powersgd", *CODECS]
 
 
 # --- one rank ----------------------------------------------------------------------------------
@@ -140,21 +145,23 @@ def _ddp(name: str, model: nn.Module) -> nn.Module:
 
 
 def timed(step: Callable[[], None]) -> float:
-    dist.barrier()
+    """Begin when all are here; as offbeat knows nothing of it, it is not away meanwhile."""
+    dist.barrier(async_op=True).get_future().wait()
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
 
 
-def laps(contestants: Sequence[Contestant], first: int, count: int) -> Seconds:
+def laps(contestants: Sequence[Contestant], count: int) -> list[list[float]]:
     """One step of each a lap; each lasts until the last rank has ended it."""
-    seconds: Seconds = {each.name: [] for each in contestants}
-    for lap in range(first, first + count):
-        for each in random.Random(lap).sample(contestants, len(contestants)):
-            seconds[each.name].append(timed(each.step))
-    longest = torch.tensor(list(seconds.values()), dtype=torch.float64)
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for lap in range(count):
+        for number in random.Random(lap).sample(range(len(contestants)), len(contestants)):
+            seconds[number].append(timed(contestants[number].step))
+    longest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return dict(zip(seconds, longest.tolist(), strict=True))
+    found: list[list[float]] = longest.tolist()
+    return found
 
 
 def settled(auto: Contestant, again: bool) -> tuple[int, float]:
@@ -171,31 +178,31 @@ def settled(auto: Contestant, again: bool) -> tuple[int, float]:
 def worker(job: dict[str, Any], folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    contestants = [Contestant(name, job["parameters"]) for name in job["names"]]
-    auto = next((each for each in contestants if each.name == "auto"), None)
-    for each in contestants:
-        for _ in range(WARM_UP if each is not auto else 0):
-            each.step()
-    for number, link in enumerate(job["links"]):
-        cable.limit_to(link, folder)
-        row: dict[str, Any] = {"link": link}
-        if auto is not None:
-            steps, settled_s = settled(auto, again=number > 0)
-            row |= {"auto_codes": auto.codes, "auto_steps": steps, "auto_settled_s": settled_s}
-        step_s = laps(contestants, 0, count := job["laps"][link])
-        if auto is not None and (more := job["more_laps"].get(link, 0)):
-            few = [each for each in contestants if each.name in ("ddp", "none", "auto")]
-            for name, taken in laps(few, count, more).items():
-                step_s[name] += taken
-        if dist.get_rank() == 0:
-            cable.tell(row | {"step_s": step_s}, folder)
-            medians = {name: round(statistics.median(each), 4) for name, each in step_s.items()}
-            print(link, json.dumps(medians), flush=True)
-    cable.limit_to("unlimited", folder)
-    for each in contestants:
-        each.close()
+    ddp = Contestant("ddp", job["parameters"])
+    warm_up(ddp)
+    for name in job["names"]:
+        contestant = Contestant(name, job["parameters"])
+        if name != "auto":
+            warm_up(contestant)
+        for number, link in enumerate(job["links"]):
+            cable.limit_to(link, folder)
+            row: dict[str, Any] = {"link": link, "name": name}
+            if name == "auto":
+                steps, settled_s = settled(contestant, again=number > 0)
+                codes = contestant.codes
+                row |= {"auto_codes": codes, "auto_steps": steps, "auto_settled_s": settled_s}
+            ddp_s, step_s = laps((ddp, contestant), job["laps"][link])
+            if dist.get_rank() == 0:
+                cable.tell(row | {"ddp_s": ddp_s, "step_s": step_s}, folder)
+        cable.limit_to("unlimited", folder)
+        contestant.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def warm_up(contestant: Contestant) -> None:
+    for _ in range(WARM_UP):
+        contestant.step()
 
 
 # --- the figures -------------------------------------------------------------------------------
@@ -208,36 +215,34 @@ def over(base: Sequence[float], other: Sequence[float]) -> list[float]:
     return [round(each, 3) for each in (middle, low, high)]
 
 
-def figures(parameters: int, row: dict[str, Any]) -> dict[str, Any]:
-    step_s: Seconds = row["step_s"]
-    found = {
-        "link": row["link"],
-        "parameters": parameters,
-        "ddp_s": round(statistics.median(step_s["ddp"]), 5),
-        "speed_over_ddp": {name: over(step_s["ddp"], taken) for name, taken in step_s.items()},
-        **{key: value for key, value in row.items() if key.startswith("auto")},
-    }
-    if "auto" in step_s:
-        found["auto_over_none_s"] = over(step_s["auto"], step_s["none"])
-    rounded = {name: [round(each, 5) for each in taken] for name, taken in step_s.items()}
-    return found | {"step_s": rounded}
+def figures(known: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The row of a link and a model, with what one more contestant came to."""
+    name = row["name"]
+    times = {each: [round(taken, 5) for taken in row[each]] for each in ("ddp_s", "step_s")}
+    found = {**known, **{key: value for key, value in row.items() if key.startswith("auto")}}
+    speed = over(row["ddp_s"], row["step_s"])
+    found["speed_over_ddp"] = {**known.get("speed_over_ddp", {}), name: speed}
+    found["laps"] = {**known.get("laps", {}), name: times}
+    every = [each for laps in found["laps"].values() for each in laps["ddp_s"]]
+    found["ddp_s"] = round(statistics.median(every), 5)
+    return found
 
 
-def _key(row: dict[str, Any]) -> tuple[str, int, str]:
-    return row["link"], row["parameters"], row.get("only", "")
+def _key(row: dict[str, Any]) -> tuple[str, int]:
+    return row["link"], row["parameters"]
 
 
 def break_even(rows: Sequence[dict[str, Any]]) -> dict[str, float | str]:
     """By codec, of one model: the Mbit/s at which it takes as long as none."""
     found: dict[str, float | str] = {}
-    inverse = sorted((1 / MBITS[row["link"]], row["step_s"]) for row in rows)
+    inverse = sorted((1 / MBITS[row["link"]], row["ddp_s"], row["speed_over_ddp"]) for row in rows)
     for name in CODECS:
         gains = [
-            (each, statistics.median(step_s["none"]) - statistics.median(step_s[name]))
-            for each, step_s in inverse
-            if name in step_s and name not in ("none", "auto")
+            (each, ddp_s / speed["none"][0] - ddp_s / speed[name][0])
+            for each, ddp_s, speed in inverse
+            if name in speed and "none" in speed and name not in ("none", "auto")
         ]
-        if not gains:
+        if len(gains) < 2:
             continue
         found[name] = "none of these" if gains[-1][1] <= 0 else "all of these"
         for (fast, loss), (slow, gain) in itertools.pairwise(gains):
@@ -264,30 +269,29 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, _ended)
     links = options.links.split(",")
-    names = options.only.split(",") if options.only else list(CONTESTANTS)
-    names = ["ddp", *(name for name in names if name != "ddp")]
-    if not options.only and TOO_SLOW_FOR_AUTO in [(link, options.parameters) for link in links]:
-        names.remove("auto")
+    names = options.only.split(",") if options.only else CONTESTANTS
     part = 2 if options.quick else 1
+    times = TIMES[options.parameters]
     job = {
         "links": links,
         "parameters": options.parameters,
         "names": names,
-        "laps": {link: max(2, count // part) for link, count in LAPS.items()},
-        "more_laps": {link: count // part for link, count in MORE_LAPS.items()},
+        "laps": {link: max(2, times * count // part) for link, count in LAPS.items()},
     }
     rows = {_key(each): each for each in common.held(options.json)}
     command = (sys.executable, __file__, "--worker", json.dumps(job))
     for row in cable.run_ranks(RANKS, *command):
-        found = figures(options.parameters, row) | {"only": options.only}
-        rows[_key(found)] = found
-        print(row["link"], json.dumps(found["speed_over_ddp"]))
+        new = {"link": row["link"], "parameters": options.parameters}
+        rows[_key(new)] = found = figures(rows.get(_key(new), new), row)
+        speed = found["speed_over_ddp"][row["name"]]
+        print(row["link"], row["name"], speed, {k: row[k] for k in row if "auto" in k}, flush=True)
         pays = {
-            size: break_even([row for key, row in rows.items() if key[1:] == (size, "")])
+            size: break_even([row for key, row in rows.items() if key[1] == size])
             for size in sorted({key[1] for key in rows})
         }
-        print("a codec pays below, Mbit/s:", json.dumps(pays))
         common.write(options.json, {"pays_below_mbit": pays, "rows": list(rows.values())})
+    if options.json is not None:
+        print("a codec pays below, Mbit/s:", json.dumps(pays))
 
 
 if __name__ == "__main__":

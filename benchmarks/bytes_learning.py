@@ -9,11 +9,15 @@ Then the errors of the codecs alone, for numbers with light and heavy tails (Gau
 with 2 degrees of freedom, and their largest 1 % only), where Global-QSGD's exponential levels are
 meant to be better than its standard ones.
 
-    python benchmarks/bytes_learning.py [--quick] [--json FILE]
+With `--latencies`, instead: what a scale that is foretold (`margin`) saves on links with a latency,
+where agreeing on it takes messages of its own, and how often it did not hold.
+
+    python benchmarks/bytes_learning.py [--quick] [--latencies] [--json FILE]
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
@@ -31,6 +35,10 @@ ROUNDS = {"digits": 120, "text": 300}
 SEEDS = 5
 NETWORK = "[network]\nlatency_s = 1e-4\nbandwidth_bytes_per_s = 4e6\nall_reduce = 'ring'"
 CLUSTER = Cluster.parse(f"workers = {WORKERS}\n[compute]\nstep_s = 0.05\n{NETWORK}")
+LATENCIES_S = (1e-3, 1e-2)
+MARGINS = (1.2, 1.5, 2.0, 3.0)
+FEW_ROUNDS = {"digits": 60, "text": 40}
+FAST = "[network]\nbandwidth_bytes_per_s = 125e6\n"
 CODECS: dict[str, Any] = {
     "none": None,
     "bfloat16": offbeat.Half(),
@@ -38,13 +46,16 @@ CODECS: dict[str, Any] = {
     "int4": offbeat.Int4(),
     "int4_forgets": offbeat.Int4(error_feedback=False),
     "standard": offbeat.GlobalQSGD(),
+    "foretold": offbeat.GlobalQSGD(margin=1.5),
     "exponential": offbeat.GlobalQSGD("exponential"),
 }
 BYTES = {"none": 4, "bfloat16": 2, "int8": 1 + 4 / 256, "int4": 0.5 + 4 / 128}
-BYTES |= {"int4_forgets": 0.5 + 4 / 128, "standard": 1, "exponential": 1}
+BYTES |= {"int4_forgets": 0.5 + 4 / 128, "standard": 1, "foretold": 1, "exponential": 1}
 
 
-def trained(task: Task, codec: Any, rounds: int, seed: int) -> dict[str, float]:
+def trained(
+    task: Task, codec: Any, rounds: int, seed: int, cluster: Cluster = CLUSTER
+) -> dict[str, float]:
     """Loss, accuracy and virtual seconds after so many rounds."""
 
     def worker() -> dict[str, float]:
@@ -60,11 +71,13 @@ def trained(task: Task, codec: Any, rounds: int, seed: int) -> dict[str, float]:
                 task.loss(model, batch).backward()
                 optimizer.step()
             seconds = dp.seconds
+            again = getattr(dp._replica.coder, "sent_again", 0)
         with torch.no_grad():
             loss, accuracy = task.evaluate(model)
-        return {"loss": loss, "accuracy": accuracy or 0.0, "seconds": seconds}
+        found = {"loss": loss, "accuracy": accuracy or 0.0, "seconds": seconds}
+        return {**found, "sent_again": again}
 
-    return dict(offbeat.run(worker, CLUSTER).results[0])
+    return dict(offbeat.run(worker, cluster).results[0])
 
 
 def learning(quick: bool) -> list[dict[str, Any]]:
@@ -85,6 +98,7 @@ def learning(quick: bool) -> list[dict[str, Any]]:
                 "rounds": rounds,
                 "bytes_sent": round(rounds * BYTES[codec] * numbers * 2 * (WORKERS - 1) / WORKERS),
                 "seconds": statistics.median(each["seconds"] for each in of_seeds),
+                "sent_again": [each["sent_again"] for each in of_seeds],
                 "loss": [each["loss"] for each in of_seeds],
                 "accuracy": [each["accuracy"] for each in of_seeds],
                 "accuracy_points_over_none": [
@@ -99,6 +113,24 @@ def learning(quick: bool) -> list[dict[str, Any]]:
                 f"{row['seconds']:.1f} virtual s",
                 flush=True,
             )
+    return rows
+
+
+def latencies(quick: bool) -> list[dict[str, Any]]:
+    """Virtual milliseconds that a step takes beyond its compute, and how often codes went again."""
+    rows = []
+    codecs = {codec: CODECS[codec] for codec in ("none", "int8", "standard")}
+    codecs |= {f"margin_{each}": offbeat.GlobalQSGD(margin=each) for each in MARGINS}
+    for (name, rounds), latency_s in itertools.product(FEW_ROUNDS.items(), LATENCIES_S):
+        network = f"{FAST}latency_s = {latency_s}"
+        cluster = Cluster.parse(f"workers = {WORKERS}\n[compute]\nstep_s = 0.05\n{network}")
+        rounds = rounds // 4 if quick else rounds
+        for codec, settings in codecs.items():
+            ran = trained(find(name), settings, rounds, 0, cluster)
+            row = {"task": name, "rounds": rounds, "latency_s": latency_s, "codec": codec}
+            row["exchange_ms"] = 1000 * (ran["seconds"] / rounds - 0.05)
+            rows.append(row | {"sent_again": ran["sent_again"], "loss": ran["loss"]})
+            print(rows[-1], flush=True)
     return rows
 
 
@@ -137,8 +169,13 @@ def errors() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    options = common.options("What codecs cost in learning.").parse_args()
-    figures = {"errors": errors(), "rows": learning(options.quick)}
+    parser = common.options("What codecs cost in learning.")
+    parser.add_argument("--latencies", action="store_true", help="only what a margin saves")
+    options = parser.parse_args()
+    if options.latencies:
+        figures = {"rows": latencies(options.quick)}
+    else:
+        figures = {"errors": errors(), "rows": learning(options.quick)}
     common.write(options.json, figures)
 
 

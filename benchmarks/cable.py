@@ -1,5 +1,7 @@
 """A link that is really slow: two network namespaces, and one virtual cable between them.
 
+Or several namespaces, and a switch that joins them.
+
 `tbf` limits its rate in both directions, and ranks may have it changed while they run. The
 namespaces are made here, and removed at the end; that takes root, `ip` and `tc`, and it is said
 where it cannot be had. Nothing leaves the machine.
@@ -25,23 +27,27 @@ import torch.distributed as dist
 class Cable:
     """What joins two namespaces: of each, its name, interface and address."""
 
-    def __init__(self) -> None:
-        mark = os.getpid() % 100_000
+    def __init__(self, ends: int = 2) -> None:
+        self._mark = os.getpid() % 100_000
         self.ends = [
-            (f"offbeat-{mark}-{side}", f"ob{mark}{side}", f"10.231.7.{side}") for side in (1, 2)
+            (f"offbeat-{self._mark}-{end}", f"ob{self._mark}{end}", f"10.231.7.{end}")
+            for end in range(1, ends + 1)
         ]
         self._limited = False
 
     def lay(self) -> None:
         for name, _, _ in self.ends:
             _run("ip", "netns", "add", name)
-        (one, cable, _), (other, end, _) = self.ends
-        both = ("ip", "link", "add", cable, "netns", one, "type", "veth")
-        _run(*both, "peer", "name", end, "netns", other)
+        self._join()
         for name, interface, address in self.ends:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
             for each in (interface, "lo"):
                 _run("ip", "-n", name, "link", "set", each, "up")
+
+    def _join(self) -> None:
+        (one, cable, _), (other, end, _) = self.ends
+        both = ("ip", "link", "add", cable, "netns", one, "type", "veth")
+        _run(*both, "peer", "name", end, "netns", other)
 
     def limit(self, link: str) -> None:
         """Let so much pass from now on, in each direction."""
@@ -64,11 +70,33 @@ class Cable:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+class Switch(Cable):
+    """The same for several namespaces: each has a cable to a switch in one more."""
+
+    def _join(self) -> None:
+        inside = ("ip", "-n", self._name)
+        _run("ip", "netns", "add", self._name)
+        _run(*inside, "link", "add", "switch", "type", "bridge")
+        _run(*inside, "link", "set", "switch", "up")
+        for number, (name, interface, _) in enumerate(self.ends):
+            cable = ("ip", "-n", name, "link", "add", interface, "type", "veth")
+            _run(*cable, "peer", "name", f"port{number}", "netns", self._name)
+            _run(*inside, "link", "set", f"port{number}", "master", "switch", "up")
+
+    def remove(self) -> None:
+        super().remove()
+        subprocess.run(["ip", "netns", "del", self._name], capture_output=True, check=False)
+
+    @property
+    def _name(self) -> str:
+        return f"offbeat-{self._mark}-switch"
+
+
 @contextmanager
-def cable() -> Iterator[Cable]:
+def cable(ends: int = 2) -> Iterator[Cable]:
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         raise SystemExit("cannot make a slow link here: it takes root, ip and tc")
-    made = Cable()
+    made = Cable() if ends == 2 else Switch(ends)
     try:
         made.lay()
         yield made

@@ -4,7 +4,9 @@ Every run is drawn from its seed: a method, how slow messages are, who is lost, 
 them two are lost, often while the others regroup. A failure prints its seed, and the campaign goes
 on; the exit code is 1 then. `--seed FIRST --count 1` replays one.
 
-    python benchmarks/losses.py --count 10000 [--seed FIRST] [--quick] [--json FILE]
+    python benchmarks/losses.py --count 10000 [--seed FIRST] [--joins] [--quick] [--json FILE]
+
+`--joins`: a worker joins at a random moment, while others are lost: tests/test_joining.py, longer.
 
 `--exhaustive`: one small schedule of every method that survives (tests/crashes.py), and of
 `--schedules` drawn ones, in which each worker crashes after each event of the virtual clock. Then
@@ -62,6 +64,14 @@ def lived(seed: int) -> int:
         soon, later = 4 * latency_s * draws.random(), draws.uniform(0, ends_s - begins_s)
         crashes.append((second, crashes[0][1] + draws.choice([0.0, soon, later])))
     return lived_through(Lives(ALGORITHMS[name].make(WORKERS)), *crashes, latency_s=latency_s)
+
+
+def joined(seed: int) -> int:
+    """One run; how many have joined, and stayed."""
+    from test_joining import METHODS, drawn
+
+    draws = Random(f"join {seed}")
+    return int(drawn(draws.choice(list(METHODS)), draws))
 
 
 # --- after every event ---------------------------------------------------------------------------
@@ -139,6 +149,7 @@ def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--joins", action="store_true", help="a worker joins meanwhile")
     parser.add_argument("--exhaustive", action="store_true", help="after every event")
     parser.add_argument("--schedules", type=int, default=0, help="more of them, drawn")
     parser.add_argument("--pairs", type=int, default=2, help="second crashes after each event")
@@ -148,16 +159,17 @@ def main() -> None:
     if asked.exhaustive:
         exhaustive(asked)
     count = QUICK if asked.quick else asked.count
-    began, lost, failed = time.perf_counter(), 0, []
+    act, what = (joined, "joined") if asked.joins else (lived, "lost")
+    began, counted, failed = time.perf_counter(), 0, []
     for seed in range(asked.seed, asked.seed + count):
         try:
-            lost += lived(seed)
+            counted += act(seed)
         except Exception as error:
             failed.append(seed)
             print(f"seed {seed}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
     took_s = time.perf_counter() - began
-    print(f"{count} runs in {took_s:.0f} s, {lost} workers lost, {len(failed)} failures")
-    common.write(asked.json, {"rows": [{"runs": count, "lost": lost, "failed": failed}]})
+    print(f"{count} runs in {took_s:.0f} s, {counted} workers {what}, {len(failed)} failures")
+    common.write(asked.json, {"rows": [{"runs": count, what: counted, "failed": failed}]})
     sys.exit(bool(failed))
 
 

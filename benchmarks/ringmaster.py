@@ -132,7 +132,7 @@ def exact(lr: float, updates: int, batch: int) -> tuple[float, float]:
     vectors = math.sqrt(2 / (DIMENSIONS + 1)) * torch.sin(
         math.pi * torch.outer(k, k) / (DIMENSIONS + 1)
     )
-    start = vectors @ gradient_of(_start(1))[0]
+    start = vectors @ gradient_of(start_of(1))[0]
     pushes = NOISE**2 / batch * vectors.sum(1).square()
     shrinks = (1 - lr * eigenvalues) ** 2
     left = shrinks**updates
@@ -141,15 +141,16 @@ def exact(lr: float, updates: int, batch: int) -> tuple[float, float]:
     return (squares / eigenvalues / 2).sum().item(), squares.sum().item()
 
 
-def _start(noises: int) -> Tensor:
+def start_of(noises: int) -> Tensor:
+    """Where it begins, as often as there are noises."""
     start = torch.zeros(noises, DIMENSIONS, dtype=REAL)
     start[:, 0] = math.sqrt(DIMENSIONS)
     return start
 
 
-def run(row: Row, clock: int, until_s: float) -> dict[str, Any]:
-    """One course of events, with several noises on it."""
-    times, noise = (torch.Generator().manual_seed(2 * clock + each) for each in (0, 1))
+def job_seconds(clock: int) -> tuple[Callable[[Tensor, Tensor], Tensor], list[float]]:
+    """What jobs take, drawn for this clock, and by worker what is expected of one."""
+    times = torch.Generator().manual_seed(2 * clock)
     least_s = 1 + torch.arange(WORKERS, dtype=REAL).sqrt()
     spread_s = (1 + torch.arange(WORKERS, dtype=REAL)).sqrt()
 
@@ -157,15 +158,23 @@ def run(row: Row, clock: int, until_s: float) -> dict[str, Any]:
         drawn = torch.randn(len(workers), generator=times, dtype=REAL)
         return least_s[workers] + spread_s[workers] * drawn.abs_()
 
+    return seconds, (least_s + math.sqrt(2 / math.pi) * spread_s).tolist()
+
+
+def run(row: Row, clock: int, until_s: float) -> dict[str, Any]:
+    """One course of events, with several noises on it."""
+    seconds, expected_s = job_seconds(clock)
+    noise = torch.Generator().manual_seed(2 * clock + 1)
+
     def gradient(point: Tensor, worker: int, job: int) -> Tensor:
         drawn = torch.randn(row.noises, 1, generator=noise, dtype=REAL)
         return gradient_of(point).add_(drawn, alpha=NOISE)
 
     began = time.perf_counter()
     found = crowd.run(
-        row.make(), _start(row.noises), gradient, lambda x: SGD(x, lr=row.lr),
+        row.make(), start_of(row.noises), gradient, lambda x: SGD(x, lr=row.lr),
         workers=WORKERS, seconds=seconds, until_s=until_s,
-        expected_s=(least_s + math.sqrt(2 / math.pi) * spread_s).tolist(),
+        expected_s=expected_s,
     )  # fmt: skip
     took_s = time.perf_counter() - began
     gaps, squares = gaps_and_squares(found.point)

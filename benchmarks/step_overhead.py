@@ -12,7 +12,8 @@ of a process that trains without any; the larger model only, since small ones dr
     python benchmarks/step_overhead.py [--quick] [--busy N] [--runs N] [--json FILE]
                                        [--only NAME,...] [--net mlp|conv]
 
-`--only` and `--net` measure some rows alone, without memory. `--busy 4` has four processes beside
+`--only` and `--net` measure some rows alone, without memory; `--only sync,sync+survive` what it
+costs to be ready for a loss, while nothing happens. `--busy 4` has four processes beside
 it that do nothing but compute, `--runs 10` measures ten times: to see that all end.
 """
 
@@ -98,7 +99,9 @@ class Contestant:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         self.dp: offbeat.Attachment | None = None
         if self.ddp is None and name != "plain":
-            self.dp = offbeat.attach(model, self.optimizer, ALGORITHMS[name]())
+            method, _, survive = name.partition("+")
+            algorithm = ALGORITHMS[method]()
+            self.dp = offbeat.attach(model, self.optimizer, algorithm, survive=bool(survive))
 
     def step(self) -> None:
         self.backwards += 1
@@ -198,7 +201,7 @@ def busy(processes: int) -> Iterator[None]:
 def names(text: str) -> list[str]:
     """Algorithms, as they were typed."""
     typed = text.split(",")
-    if unknown := [name for name in typed if name not in ALGORITHMS]:
+    if unknown := [name for name in typed if name.removesuffix("+survive") not in ALGORITHMS]:
         known = ", ".join(ALGORITHMS)
         raise argparse.ArgumentTypeError(f"must be some of {known}, got {', '.join(unknown)}")
     return typed

@@ -17,6 +17,7 @@ processes, all of them at the same time: so what they pay for too few cores is i
     ringmaster       RingmasterASGD(4): those that have missed fewer than 4 updates
     wagma            WAGMASGD(group=2): waits for the exchange of its own round, not for the slow
     wagma, delay     the same with delay=1: only for that of the round before
+    wagma of 4       the same with group=4; from 4 ranks on
     pairs            no method, and nothing of ours: after a step, torch's all-reduce of the model
                      with one other rank, waited for a step later. What exchanges of that size cost
                      at least; from 4 ranks on, where it is not the slow rank's other one
@@ -208,9 +209,11 @@ TOGETHER: dict[str, Callable[[Task], AbstractContextManager[Step]]] = {
     "ringmaster": attached(offbeat.RingmasterASGD(4)),
     "wagma": attached(offbeat.WAGMASGD(group=2)),
     "wagma, delay": attached(offbeat.WAGMASGD(group=2, delay=1)),
+    "wagma of 4": attached(offbeat.WAGMASGD(group=4)),
     "pairs": pairs,
 }
 EQUAL_STEPS = ("ddp", "post-local", "accelerate", "pairs")
+LEAST_RANKS = {"pairs": 4, "wagma of 4": 4}
 
 
 # --- measuring -----------------------------------------------------------------------------
@@ -276,7 +279,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """These contestants on so many ranks, as rows."""
     one_thread = {"OMP_NUM_THREADS": "1"}
-    names = [name for name in names if name != "pairs" or ranks >= 4]
+    names = [name for name in names if ranks >= LEAST_RANKS.get(name, 1)]
     ended = testing.processes(
         take_turns, ranks, turns, steps, names, environment=one_thread, time_out_s=600
     )

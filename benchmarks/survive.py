@@ -10,8 +10,15 @@ with everything that they have computed applied or dropped on purpose.
     kill two                two of them, at the same moment
     kill while closing      one whose loop has ended, while the others still train or close, too
     kill beside a loader    one that has a DataLoader with two processes, which live on for a while
+    kill while saving       one that makes a checkpoint, as all do after every step
+    kill while attaching    one of the workers 1 to 3, from the moment at which it calls the others;
+                            the stall is how long attach() took the slowest of the others
 
-and those of survive_joins.py, after which a worker is started again, and joins.
+A row's `quiet_s` is the same difference in the steps before the loss, without the first three, in
+the median of the trials: at the end of a round, who moves models has a longer step anyway.
+
+There are also those of survive_joins.py, after which a worker is started again, and joins, and of
+survive_freezes.py, after which one joins again by itself.
 
     python benchmarks/survive.py --json survive.json [--trials 20]
 """
@@ -21,11 +28,11 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import threading
 import time
 from random import Random
 from typing import Any
 
+import survive_freezes
 import survive_joins
 import torch
 from common import options, write
@@ -33,6 +40,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.testing import processes
+from offbeat.worlds import mesh
 
 WORKERS = 4
 SECONDS = 2.0
@@ -48,13 +56,36 @@ METHODS: dict[str, offbeat.Algorithm] = {
     "DiLoCo(8)": offbeat.DiLoCo(8),
 }
 FAULTS = ("kill", "kill rank 0", "kill two", "kill while closing", "kill beside a loader")
-FAULTS += survive_joins.FAULTS
+FAULTS += (
+    "kill while saving",
+    "kill while attaching",
+    *survive_joins.FAULTS,
+    *survive_freezes.FAULTS,
+)
+ATTACHING_S = 0.15
+SAVING_S = 0.02
 
 
-def _die_in(seconds: float) -> None:
-    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
+def _dies_while_attaching(seconds: float) -> None:
+    connected = mesh.connected
+
+    def connect_and_die(*arguments: Any) -> Any:
+        survive_joins.die_in(seconds)
+        return connected(*arguments)
+
+    mesh.connected = connect_and_die
+
+
+def _dies_while_saving(dp: offbeat.Attachment, moment_s: float) -> None:
+    """From that moment on, at a random moment of the next checkpoint."""
+    save, begun_s = dp.state_dict, time.monotonic()
+
+    def save_and_die() -> dict[str, Any]:
+        if time.monotonic() - begun_s >= moment_s:
+            survive_joins.die_in(Random(moment_s).uniform(0.0, SAVING_S))
+        return save()
+
+    dp.state_dict = save_and_die  # type: ignore[method-assign]
 
 
 def train(name: str, fault: str, victims: tuple[int, ...], moment_s: float) -> dict[str, Any]:
@@ -70,32 +101,44 @@ def train(name: str, fault: str, victims: tuple[int, ...], moment_s: float) -> d
         num_workers=loader_workers,
         persistent_workers=loader_workers > 0,
     )
+    attaches = fault == "kill while attaching"
+    if attaches and int(os.environ["RANK"]) in victims:
+        _dies_while_attaching(Random(moment_s).uniform(0.0, ATTACHING_S))
+    attaching_s = time.monotonic()
     with offbeat.attach(model, optimizer, METHODS[name], survive=True) as dp:
+        attached_s = time.monotonic() - attaching_s
         batches = iter(loader)
         (batch,) = next(batches)
         dies, began = dp.rank in victims, time.monotonic()
-        closes = fault == "kill while closing"
-        if dies and not closes:
-            _die_in(moment_s)
+        closes, saves = fault == "kill while closing", fault == "kill while saving"
+        if dies and saves:
+            _dies_while_saving(dp, moment_s)
+        elif dies and not closes and not attaches:
+            survive_joins.die_in(moment_s)
         for _ in dp.until(seconds=moment_s if closes else SECONDS):
             from_s = time.monotonic()
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+            if saves:
+                dp.state_dict()
             steps.append((from_s - began, time.monotonic() - from_s))
         if dies and closes:
-            _die_in(Random(moment_s).uniform(0.0, 0.05))
+            survive_joins.die_in(Random(moment_s).uniform(0.0, 0.05))
         closing_s = time.monotonic()
     closed_s = time.monotonic() - closing_s
     stats = dp.stats()
     after = [took_s for from_s, took_s in steps if from_s + took_s >= moment_s] or [0.0]
+    before = [took_s for from_s, took_s in steps[3:] if from_s + took_s < moment_s] or [0.0]
     usual = statistics.median([took_s for _, took_s in steps])
     lost = stats.computed_samples - stats.applied_samples - stats.dropped_samples
     return {
-        "stall_s": closed_s if closes else max(0.0, max(after) - usual),
+        "stall_s": closed_s if closes else attached_s if attaches else max(0.0, max(after) - usual),
+        "quiet_s": max(0.0, max(before) - usual),
         "step_s": usual,
         "identical": bool(stats.replicas_identical),
         "kept": abs(lost) < 1e-3,
+        "lost_samples": stats.lost_samples,
     }
 
 
@@ -103,6 +146,8 @@ def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
     """Start workers, lose some, and see how the others end."""
     if fault in survive_joins.FAULTS:
         return survive_joins.trial(METHODS[name], fault, random)
+    if fault in survive_freezes.FAULTS:
+        return survive_freezes.trial(METHODS[name], fault, random)
     victims = {
         "kill rank 0": (0,),
         "kill two": tuple(random.sample(range(WORKERS), 2)),
@@ -121,7 +166,9 @@ def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
         "survived": whole,
         "identical": whole and all(each["identical"] for each in told),
         "stall_s": max((each["stall_s"] for each in told), default=None),
+        "quiet_s": max((each["quiet_s"] for each in told), default=None),
         "step_s": statistics.median([each["step_s"] for each in told]) if told else None,
+        "lost_samples": told[0]["lost_samples"] if told else None,
     }
 
 
@@ -130,6 +177,7 @@ def row(name: str, fault: str, trials: int) -> dict[str, Any]:
     all_of = [trial(name, fault, random) for _ in range(trials)]
     fired = [each for each in all_of if each["fired"]]
     stalls = [each["stall_s"] for each in fired if each["stall_s"] is not None]
+    again = survive_freezes.again(fired) if fault in survive_freezes.FAULTS else {}
     return {
         "fault": fault,
         "algorithm": name,
@@ -141,7 +189,10 @@ def row(name: str, fault: str, trials: int) -> dict[str, Any]:
             "median": statistics.median(stalls) if stalls else None,
             "max": max(stalls, default=None),
         },
+        "quiet_s": statistics.median([each.get("quiet_s") or 0.0 for each in fired] or [0.0]),
         "step_s": statistics.median([each["step_s"] for each in fired if each["step_s"]] or [0.0]),
+        "lost_samples": [each.get("lost_samples") for each in fired],
+        **again,
     }
 
 

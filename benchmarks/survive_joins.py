@@ -1,11 +1,12 @@
 """The faults of survive.py after which a worker joins: what that costs the others.
 
 The state that travels is of 100 MB: a model of 50, and its momentum. The *stall* of a trial is the
-longest step of any of the others while the joiner attached, less the median of its steps.
+longest step of any of the others while the joiner attached, less the median of their steps. A step
+in which a worker was lost is none of them: that is what `kill` in survive.py measures.
 
     join            a worker is killed, started again, and joins
-    giver killed    the same; and who gives its state to the joiner is killed while it does. It is
-                    started again, too
+    giver killed    the same; and who gives its state to the joiner, or the first of several, is
+                    killed while it does. It is started again, too
     joiner killed   the joiner is killed on its way in; another one is started
 """
 
@@ -32,7 +33,8 @@ WIDTH = 3600  # 50 MB
 STEPS = 8  # of the joiner
 
 
-def _die_in(seconds: float) -> None:
+def die_in(seconds: float) -> None:
+    """Have this process killed, in so many seconds."""
     timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL))
     timer.daemon = True
     timer.start()
@@ -41,10 +43,11 @@ def _die_in(seconds: float) -> None:
 def _dies_when_it_gives(after_s: float) -> None:
     give = Joining._give_to
 
-    def give_and_die(self: Joining, *arguments: Any) -> None:
-        if self._world.epoch == 2:  # after one loss and one join: the others may give it
-            _die_in(after_s)
-        give(self, *arguments)
+    def give_and_die(self: Joining, donation: Any, gift: Any) -> None:
+        # After one loss and one join: the others may give it. Of several givers, the first dies.
+        if donation.epoch == 2 and donation.givers[0] == self._world.rank:
+            die_in(after_s)
+        give(self, donation, gift)
 
     Joining._give_to = give_and_die  # type: ignore[method-assign]
 
@@ -62,27 +65,29 @@ def train(
     if fault == "giver killed" and not attempt:
         _dies_when_it_gives(moment_s / 50)
     if fault == "joiner killed" and attempt == 1:
-        _die_in(moment_s / 20)
+        die_in(moment_s / 20)
     began_s = time.monotonic()
     with offbeat.attach(model, optimizer, algorithm, survive=True) as dp:
         attached_s = time.monotonic()
         if rank == victim and not attempt:
-            _die_in(moment_s)
+            die_in(moment_s)
         for step in dp.until(seconds=60.0):
             if step == STEPS and attempt:
                 dp.stop()
-            from_s = time.monotonic()
+            from_s, members = time.monotonic(), len(dp._world.members)
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
-            steps.append((from_s, time.monotonic() - from_s))
+            lost = len(dp._world.members) < members
+            steps.append((from_s, time.monotonic() - from_s, lost))
     stats = dp.stats()
-    lost = stats.computed_samples - stats.applied_samples - stats.dropped_samples
+    lacks = stats.computed_samples - stats.applied_samples - stats.dropped_samples
     return {
         "identical": bool(stats.replicas_identical),
-        "kept": abs(lost) < 1e-3,
+        "kept": abs(lacks) < 1e-3,
         "joins": (began_s, attached_s) if attempt else None,
         "steps": steps,
+        "lost": stats.lost_samples,
     }
 
 
@@ -105,12 +110,12 @@ def trial(algorithm: offbeat.Algorithm, fault: str, random: Random) -> dict[str,
     whole = len(told) == WORKERS and all(each["kept"] for each in told)
     others = [each["steps"] for each in told if each["joins"] is None]
     windows = [each["joins"] for each in told if each["joins"] is not None]
-    usual = statistics.median([took_s for steps in others for _, took_s in steps] or [0.0])
+    usual = statistics.median([took_s for steps in others for _, took_s, _ in steps] or [0.0])
     within = [
         took_s
         for steps in others
-        for from_s, took_s in steps
-        if any(from_s < until and from_s + took_s > since for since, until in windows)
+        for from_s, took_s, lost in steps
+        if not lost and any(from_s < until and from_s + took_s > since for since, until in windows)
     ]
     return {
         "fired": again == expected,
@@ -118,4 +123,5 @@ def trial(algorithm: offbeat.Algorithm, fault: str, random: Random) -> dict[str,
         "identical": whole and all(each["identical"] for each in told),
         "stall_s": max(0.0, max(within) - usual) if within else None,
         "step_s": usual,
+        "lost_samples": told[0]["lost"] if told else None,
     }

@@ -5,12 +5,15 @@ them. Host 0 has the job's store. At a random moment
 
     cut link        the cable is taken down: nothing is said, nobody answers any more
     kill host 1     launcher and workers of host 1 are killed, at the same moment
+    kill host 0     the same, of the host with the store; with three hosts of one worker each, so
+                    that two go on, with its standby on host 1
 
-The *stall* of a trial is the longest step of any worker of host 0 after that, less its median step.
-A cut link can be told from a slow one only by a limit, OFFBEAT_LOST_S. A trial is survived if both
-workers of host 0 end well, with the same bits, and with all that they have computed applied; and if
-nobody of host 1 goes on training without them. The namespaces are made by this script, and removed
-at its end; that takes root and `ip`, and the script says so where it cannot.
+The *stall* of a trial is the longest step of any worker of the hosts that go on after that, less
+its median step. A cut link can be told from a slow one only by a limit, OFFBEAT_LOST_S. A trial is
+survived if both of their workers end well, with the same bits, and with all that they have computed
+applied; and if nobody of the other host goes on training without them. The namespaces are made by
+this script, and removed at its end; that takes root and `ip`, and the script says so where it
+cannot.
 
     python benchmarks/two_hosts.py [--quick] [--trials 20] [--lost-s 3] [--json FILE]
 """
@@ -43,7 +46,7 @@ BEGINS_S = 1.0
 AFTER_S = 3.0
 """So long they train after the limit."""
 PORT = 29517
-FAULTS = ("cut link", "kill host 1")
+FAULTS = ("cut link", "kill host 1", "kill host 0")
 Ends = list[tuple[str, str, str]]
 METHODS: dict[str, offbeat.Algorithm] = {
     "SyncSGD()": offbeat.SyncSGD(),
@@ -84,8 +87,8 @@ def train(name: str, folder: Path, seconds: float) -> None:
 
 
 @contextmanager
-def host(number: int, ends: Ends, lost_s: float, told: list[str]) -> Iterator[None]:
-    """A launcher with two workers, in its namespace."""
+def host(number: int, ends: Ends, lost_s: float, told: list[str], survives: bool) -> Iterator[None]:
+    """A launcher with its workers, in its namespace."""
     name, interface, _ = ends[number]
     variables = {
         **os.environ,
@@ -93,7 +96,8 @@ def host(number: int, ends: Ends, lost_s: float, told: list[str]) -> Iterator[No
         "OFFBEAT_LOST_S": str(lost_s),
         "OMP_NUM_THREADS": "1",
     }
-    job = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"]
+    workers = "2" if len(ends) == 2 else "1"
+    job = ["--nnodes", str(len(ends)), "--node-rank", str(number), "--nproc-per-node", workers]
     job += ["--master-addr", ends[0][2], "--master-port", str(PORT)]
     command = ["ip", "netns", "exec", name, sys.executable, "-m", "offbeat", "launch", *job]
     process = subprocess.Popen(
@@ -105,7 +109,7 @@ def host(number: int, ends: Ends, lost_s: float, told: list[str]) -> Iterator[No
     try:
         yield
         words = process.communicate()[1].decode()
-        if number == 0 and process.returncode:
+        if survives and process.returncode:
             print(words, flush=True)
     finally:
         kill(name)
@@ -123,12 +127,16 @@ def trial(name: str, fault: str, random: Random, lost_s: float) -> dict[str, Any
     seconds = 2 * BEGINS_S + lost_s + AFTER_S
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        joins = stack.enter_context(cable())
-        other = joins.ends[1][0]
+        with_store = fault == "kill host 0"
+        joins = stack.enter_context(cable(3 if with_store else 2))
+        victim = 0 if with_store else 1
+        other = joins.ends[victim][0]
         told = [name, str(folder), str(seconds)]
-        stack.enter_context(host(0, joins.ends, lost_s, told))
-        with host(1, joins.ends, lost_s, told):
-            while len(list(folder.glob("begun-*"))) < 4:
+        for number in range(len(joins.ends)):
+            if number != victim:
+                stack.enter_context(host(number, joins.ends, lost_s, told, survives=True))
+        with host(victim, joins.ends, lost_s, told, survives=False):
+            while len(list(folder.glob("begun-*"))) < (3 if with_store else 4):
                 time.sleep(0.01)
             time.sleep(random.uniform(BEGINS_S, 2 * BEGINS_S))
             happened = time.time()
@@ -141,7 +149,8 @@ def trial(name: str, fault: str, random: Random, lost_s: float) -> dict[str, Any
             time.sleep(1.0)  # who must not go on would end now, too
             kill(other)
         ended = sorted(folder.glob("ended-*"))
-        survived = [each.stem for each in ended] == ["ended-0", "ended-1"]
+        expected = ["ended-1", "ended-2"] if with_store else ["ended-0", "ended-1"]
+        survived = [each.stem for each in ended] == expected
         tales = [json.loads(each.read_text()) for each in ended]
     stalls = []
     for tale in tales:

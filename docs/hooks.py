@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -78,7 +78,7 @@ def _targets(uri: str, text: str) -> Iterator[str]:
 
 
 def _relinked(text: str, uri: str) -> str:
-    """The page with its links as the site has them; code stays as it is."""
+    """The page with its links as the site has them."""
 
     def link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(_place(uri)), match[1]))
@@ -86,6 +86,11 @@ def _relinked(text: str, uri: str) -> str:
             return match[0]
         return posixpath.relpath(_uri(target), posixpath.dirname(uri) or ".") + (match[2] or "")
 
+    return _with_links(text, link)
+
+
+def _with_links(text: str, link: Callable[[re.Match[str]], str]) -> str:
+    """The text with its links replaced; code stays as it is."""
     parts, at = [], 0
     for fence in FENCE.finditer(text):
         parts += [LINK.sub(link, text[at : fence.start()]), fence[0]]
@@ -117,11 +122,7 @@ def _moved(text: str, source: str, uri: str = "index.md") -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
         return posixpath.relpath(target, posixpath.dirname(_place(uri))) + (match[2] or "")
 
-    parts, at = [], 0
-    for fence in FENCE.finditer(text):
-        parts += [LINK.sub(link, text[at : fence.start()]), fence[0]]
-        at = fence.end()
-    return "".join([*parts, LINK.sub(link, text[at:])])
+    return _with_links(text, link)
 
 
 # --- pages -------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pool import Pool
 
 from offbeat.testing.running import PRELOADED
@@ -17,6 +19,11 @@ from offbeat.worlds import current
 # and then says nothing, that is a wait of 5 seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# Tests and their workers share the cores. Were each to take all of them for one small operation,
+# its threads would wait for each other: a batch norm of microseconds takes a quarter of a second.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -25,6 +32,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="replay one schedule of test_schedules.py, and no other",
     )
+    parser.addoption(
+        "--few",
+        type=int,
+        default=None,
+        metavar="N",
+        help="run N cases of every test, and none of those in tests/long.txt: make test-fast",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    few = config.getoption("--few")
+    if few is None:
+        return None
+    left = f"but none of the {len(_long())} tests in long.txt"
+    return f"few: up to {few} cases of every test, {left}; make test runs all"
+
+
+@pytest.hookimpl(trylast=True)  # after marks have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most cases of a test that has many, and what takes long."""
+    if (few := config.getoption("--few")) is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0].split("/")[-1], []).append(item)
+    for name in _long():
+        cases.pop(name, None)
+    chosen = {id(item) for several in cases.values() for item in _spread(several, few)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = [item for item in items if id(item) in chosen]
+
+
+def _long() -> list[str]:
+    """Tests that take long, as file::function."""
+    lines = Path(__file__).with_name("long.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _spread(cases: list[pytest.Item], few: int) -> list[pytest.Item]:
+    """So many of them: the first, and at equal distances from there."""
+    if len(cases) <= few:
+        return cases
+    return [cases[number * len(cases) // few] for number in range(few)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -52,6 +52,10 @@ class Launched:
         """Signal the launcher, and it alone."""
         os.kill(self._process.pid, number)
 
+    def runs(self) -> bool:
+        """Say whether it has not ended."""
+        return bool(self._process.is_alive())
+
     def wait(self, limit_s: float = LIMIT_S) -> int:
         """Wait for its end; return its exit code."""
         self._process.join(limit_s)
@@ -113,9 +117,9 @@ def _enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
     """Wait until something is so."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"not in time: {what}")

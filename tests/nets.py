@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,16 @@ FOUR = Cluster.parse(
 def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def threads_left() -> list[str]:
+    """Those that outlive an attachment, which should be none.
+
+    But who connects cannot be interrupted: that thread is left behind if a worker is lost meanwhile
+    (worlds/gloo.py), or if another connection to the store came first (worlds/pool.py).
+    """
+    every = (each for each in threading.enumerate() if each is not threading.main_thread())
+    return [each.name for each in every if not each.name.startswith("offbeat-connect")]
 
 
 def batch(rank: int, step: int, size: int = 4) -> tuple[Tensor, Tensor]:

@@ -24,13 +24,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed import TCPStore
 
 from offbeat.testing import job_variables
-from offbeat.testing.running import PRELOADED
+from offbeat.testing.running import PRELOADED, be_like_a_script
 
 START_S = 90.0
 """How long the start of processes may take, on a busy machine."""
@@ -171,7 +170,7 @@ def _work(rank: int, workers: int, port: int, pipe: Connection, dump: Path) -> N
     with dump.open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
         os.environ.update(job_variables(rank, workers, port))
-        torch.set_num_threads(1)
+        be_like_a_script()
         dist.init_process_group("gloo")
         pipe.send("ready")
         while True:

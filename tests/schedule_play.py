@@ -200,7 +200,7 @@ class Member:
         )
         self.merge: Plain | Step | Shift
         if plan.merge == "public":
-            self.merge = Public(layout, world.size == 1, world, groups, statistics=0)
+            self.merge = Public(layout, world.size == 1, world, statistics=0)
             self.engine.land = self.merge.land
         elif plan.moves:
             self.merge = MOVES[plan.merge](layout, world.size == 1)

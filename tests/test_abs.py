@@ -525,7 +525,7 @@ def test_a_setting_that_is_gone_is_none_that_there_is() -> None:
         names = {field.name for field in dataclasses.fields(algorithm)}
         assert not names & set(algorithm.removed)
         assert {name.partition("=")[0] for name in algorithm.removed if "=" in name} <= names
-        assert len(names) <= 7
+        assert len(names) <= 8  # DiLoCo: three papers in one file
 
 
 # --- real processes ------------------------------------------------------------------------

@@ -502,8 +502,10 @@ def test_a_block_that_nobody_stops_changes_nothing() -> None:
     [
         (lambda: offbeat.RingmasterASGD(0), 'max_delay must be "auto", a whole number above 0'),
         (lambda: offbeat.RingmasterASGD(1.5), "max_delay must be .*, got 1.5"),
+        (lambda: offbeat.RingmasterASGD(True), "max_delay must be .*, got True"),
         (lambda: offbeat.RescaledASGD(0), "max_delay must be a whole number above 0, got 0"),
         (lambda: offbeat.RennalaSGD(0), "batch must be a whole number above 0, got 0"),
+        (lambda: offbeat.RennalaSGD(True), "batch must be a whole number above 0, got True"),
         (lambda: offbeat.ASGD(micro_batches=0), "micro_batches must be a whole number above 0"),
         (lambda: offbeat.ASGD(delay_adaptive=1), "delay_adaptive must be True or False"),
         (lambda: offbeat.MSyncSGD("auto", top_up=True), 'top_up=True needs m as a number .*"auto"'),

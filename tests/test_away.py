@@ -136,6 +136,38 @@ def test_the_log_stays_short_though_a_round_of_moves_is_left_out(
         assert sum(0 in one.ranks for one in stats.history) >= 3  # it takes part again
 
 
+def test_nothing_is_folded_while_the_program_adopts_what_was() -> None:
+    """On processes, the others may make many rounds just then: replicas would differ."""
+
+    def worker() -> list[bool]:
+        model, adopted = net(), []
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        with offbeat.attach(model, opt, offbeat.EagerSGD("solo")) as dp:
+            engine = dp._replica.engine
+            merge: Any = engine.merge
+            adopt = merge.adopt
+
+            def noted() -> None:
+                adopted.append(engine._may_fold_now())
+                adopt()
+
+            merge.adopt = noted
+            for step in range(40):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+                if offbeat.rank() == 0 and step == 3:
+                    while dp.seconds < 20 or engine.log:  # computes, and all is folded then
+                        _sleep(0.01)
+                    with dp.agreed():
+                        pass
+        return adopted
+
+    adopted = offbeat.run(worker, EIGHT).results[0]
+    assert adopted
+    assert not any(adopted)
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
 def test_rounds_that_were_folded_leave_the_bits_of_rounds_that_were_applied(optimizer: str) -> None:
     def worker() -> tuple[list[torch.Tensor], dict[str, Any]]:

@@ -145,7 +145,7 @@ def test_shares_follow_a_change_of_speeds() -> None:
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
                 opt.step()
-                seen.append(dp._replica.memory["share"])
+                seen.append(dp._replica.own["share"])
         return seen
 
     fast, slow = offbeat.run(worker, cluster).results

@@ -246,6 +246,7 @@ def test_an_engine_that_is_not_there_is_said(tmp_path: Path, engine: str, words:
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.frameworks
 @pytest.mark.filterwarnings("default")  # of Ray itself
 def test_a_ray_cluster_of_two_processes_comes_to_the_same(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'offbeat[ray]'")

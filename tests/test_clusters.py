@@ -819,7 +819,33 @@ MISTAKES: list[tuple[str, str]] = [
         "network.zone[1].workers names worker 1, which is in zone[0] already",
     ),
     # events
-    (EVENT + 'kind = "explode"', "event[0].kind is 'explode' (known: slow, crash, leave, join)"),
+    (
+        EVENT + 'kind = "explode"',
+        "event[0].kind is 'explode' (known: slow, crash, leave, join, freeze)",
+    ),
+    (EVENT + 'kind = "freeze"\nworker = 1\nat_s = 2', "event[0].for_s is missing"),
+    (
+        EVENT + 'kind = "freeze"\nworker = 9\nat_s = 2\nfor_s = 1',
+        "event[0].worker names worker 9, but the workers are 0 to 7",
+    ),
+    (
+        EVENT
+        + 'kind = "freeze"\nworker = 1\nat_s = 2\nfor_s = 2\n'
+        + '[[event]]\nkind = "freeze"\nworker = 1\nat_s = 3\nfor_s = 1',
+        "event[1].at_s: worker 1 cannot freeze at 3 s, event[0] has it frozen until 4 s",
+    ),
+    (
+        EVENT
+        + 'kind = "freeze"\nworker = 1\nat_s = 2\nfor_s = 2\n'
+        + '[[event]]\nkind = "crash"\nworker = 1\nat_s = 1',
+        "event[0].at_s: worker 1 cannot freeze at 2 s, it has to crash at 1 s",
+    ),
+    (
+        EVENT
+        + 'kind = "freeze"\nworker = 1\nat_s = 2\nfor_s = 2\n'
+        + '[[event]]\nkind = "join"\nworker = 1\nat_s = 5',
+        "event[0].at_s: worker 1 cannot freeze at 2 s, it joins at 5 s",
+    ),
     (EVENT + 'kind = "crash"\nworker = 1', "event[0].at_s is missing"),
     (
         EVENT + 'kind = "crash"\nworker = 8\nat_s = 1',

@@ -27,6 +27,7 @@ ALL: dict[str, Codec] = {
     "standard": GlobalQSGD(),
     "standard-4": GlobalQSGD(bits=4),
     "standard-16": GlobalQSGD(bits=16),
+    "foretold": GlobalQSGD(margin=1.5),
     "exponential": GlobalQSGD("exponential"),
     "exponential-4": GlobalQSGD("exponential", bits=4),
 }
@@ -224,6 +225,57 @@ def test_dithering_differs_between_workers_and_rounds_and_not_between_runs() -> 
     assert not torch.equal(first, other)
 
 
+# --- a scale that is foretold ------------------------------------------------------------------
+
+
+def _collectives(codec: Codec, given: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """By round: the sum, and how many collectives it took. Two workers give the same."""
+
+    def worker() -> list[tuple[Tensor, int]]:
+        world = enter_world()
+        coder, channel = codec.coder(2, world.rank), world.channel("sums")
+        found = []
+        for each in given:
+            tensor, count = each.clone(), 0
+            for part in coder.sums(channel, tensor, 0, True, None):
+                for work in part:
+                    work.wait()
+                    count += 1
+            coder.ended(channel, 0.0)
+            found.append((tensor, count))
+        return found
+
+    first, other = offbeat.run(worker, cluster(2)).results
+    for (mine, _), (its, _) in zip(first, other, strict=True):
+        assert torch.equal(mine, its) or not mine.isfinite().all()
+    return list(first)
+
+
+@pytest.mark.parametrize("kind", ["standard", "exponential"])
+def test_a_scale_that_held_costs_no_message(kind: Any) -> None:
+    """The first round agrees on it. The others are at most 1.5 times as large, or a bit smaller."""
+    numbers = gaussian(1, 1000)[0]
+    given = [numbers * size for size in (1.0, 1.4, 1.0, 0.3)]
+    assert [count for _, count in _collectives(GlobalQSGD(kind), given)] == [3, 3, 3, 3]
+    assert [count for _, count in _collectives(GlobalQSGD(kind, margin=1.5), given)] == [3, 2, 2, 2]
+
+
+def test_numbers_beyond_what_was_foretold_or_far_below_it_go_again() -> None:
+    """In full: errors are those of a scale that all have agreed on, or a margin's times as large.
+
+    A round of zeros tells nothing, and one that is not finite is applied by nobody.
+    """
+    numbers, bad = gaussian(1, 1000)[0], torch.full((1000,), math.nan)
+    sizes = (1.0, 1.6, 100.0, 1.0, 0.0, math.nan, 1.0)
+    given = [bad if math.isnan(size) else numbers * size for size in sizes]
+    found = _collectives(GlobalQSGD(margin=1.5), given)
+    assert [count for _, count in found] == [3, 3, 3, 3, 2, 2, 2]
+    for (got, _), exact in zip(found, given, strict=True):
+        if exact.isfinite().all():
+            level = 2 * 1.5 * float(exact.abs().max()) / 127
+            assert float((got - 2 * exact).abs().max()) <= 2 * level
+
+
 # --- error feedback ----------------------------------------------------------------------------
 
 
@@ -300,6 +352,9 @@ def test_other_members_find_what_a_worker_has_left_out() -> None:
         (lambda: GlobalQSGD("exponential", bits=9), "between 2 and 8 for exponential"),
         (lambda: GlobalQSGD("cubic"), "kind must be 'standard' or"),  # type: ignore[arg-type]
         (lambda: GlobalQSGD("exponential", bits=2).check(3), "take more bits, or Int8"),
+        (lambda: GlobalQSGD(margin=0.9), "margin must be a number of at least 1"),
+        (lambda: GlobalQSGD(margin=True), "margin must be a number of at least 1"),
+        (lambda: GlobalQSGD(margin=math.nan), "margin must be a number of at least 1"),
         (lambda: Half("float8"), "kind must be 'bfloat16' or"),  # type: ignore[arg-type]
         (lambda: Int8(block=0), "block must be a multiple of 16"),
         (lambda: Int8(block=100), "block must be a multiple of 16"),

@@ -91,7 +91,7 @@ def test_alone_there_is_nothing_to_code() -> None:
 
 
 REAL = [
-    *(("sync", codec) for codec in ("float16", "int8", "standard", "exponential", "auto")),
+    *(("sync", codec) for codec in ("float16", "int8", "foretold", "exponential", "auto")),
     *(("eager-solo", "int8"), ("abs", "bfloat16"), ("waitfree", "int4"), ("diloco", "int4")),
 ]
 
@@ -249,7 +249,7 @@ def test_auto_finds_a_quicker_link_behind_the_codecs_own_seconds(
 # --- checkpoints -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", ["int4", "standard", "auto"])
+@pytest.mark.parametrize("codec", ["int4", "standard", "foretold", "auto"])
 @pytest.mark.parametrize("algorithm", ["sync", "diloco"])
 def test_a_resumed_run_has_the_bits_of_one_that_went_on(algorithm: str, codec: str) -> None:
     saved: dict[int, Any] = {}
@@ -298,7 +298,7 @@ def test_a_checkpoint_of_another_codec_is_refused() -> None:
     ("algorithm", "codec"),
     [
         *(("sync", codec) for codec in ("int8", "int4", "auto")),
-        *(("eager-solo", "standard"), ("eager-solo", "exponential")),
+        *(("sync", "foretold"), ("eager-solo", "standard"), ("eager-solo", "exponential")),
         *(("diloco", "int4"), ("abs", "int8"), ("waitfree", "int8")),
     ],
 )
@@ -321,6 +321,39 @@ def test_the_others_train_on_when_a_worker_is_lost(algorithm: str, codec: str) -
     assert lost > 4
 
 
+@pytest.mark.parametrize("codec", ["int4", "foretold", "auto"])
+def test_a_worker_that_was_lost_resumes_with_what_the_others_had_agreed_on(codec: str) -> None:
+    """Else it tries, or agrees on a scale, where they do not; slices are others, too."""
+    crash = '\n[[event]]\nkind = "crash"\nworker = 2\nat_s = 3.5'
+    three = Cluster.parse(f"{CLUSTER}latency_s = 0.02{crash}")
+    saved: dict[int, Any] = {}
+
+    def worker(first: int, last: int) -> list[Tensor]:
+        model = net()
+        opt = sgd(model)
+        rank = offbeat.rank()
+        if first:
+            state, of_model, of_optimizer = copy.deepcopy(saved[min(rank, 1)])
+            model.load_state_dict(of_model)
+            opt.load_state_dict(of_optimizer)
+        with offbeat.attach(model, opt, codec=CODECS[codec], survive=not first) as dp:
+            if first:
+                dp.load_state_dict(state)
+            for step in range(first, last):
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+            if not first:
+                states = dp.state_dict(), model.state_dict(), opt.state_dict()
+                saved[rank] = copy.deepcopy(states)
+        return parameters(model)
+
+    offbeat.run(lambda: worker(0, 14), three)
+    assert saved.keys() == {0, 1}
+    results = offbeat.run(lambda: worker(14, 20), THREE).results
+    assert all(same(each, results[0]) for each in results)
+
+
 def test_a_gradient_that_is_changed_after_its_bucket_went_goes_again() -> None:
     def worker(codec: Any) -> list[Tensor]:
         model = net()
@@ -335,7 +368,7 @@ def test_a_gradient_that_is_changed_after_its_bucket_went_goes_again() -> None:
         return parameters(model)
 
     exact = offbeat.run(lambda: worker(None), AT_ONCE).results[0]
-    for codec in (Int8(), Int4(), GlobalQSGD(bits=16)):
+    for codec in (Int8(), Int4(), GlobalQSGD(bits=16), GlobalQSGD(bits=16, margin=1.5)):
         results = offbeat.run(lambda codec=codec: worker(codec), AT_ONCE).results
         assert all(same(each, results[0]) for each in results)
         for mine, other in zip(results[0], exact, strict=True):

@@ -12,17 +12,17 @@ A new algorithm gets a row here. The promises:
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from nets import close, loss, net, plain, same, sgd, train
+from nets import close, loss, net, plain, same, sgd, threads_left, train
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.clusters.events import Join
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 
@@ -316,7 +316,7 @@ def test_alone_it_equals_plain_pytorch_bit_for_bit(name: str) -> None:
     for mine, expected in zip(trajectory, plain(1, size=lambda _: 7), strict=True):
         assert same(mine, expected)
     assert stats.pending_samples == 0
-    assert threading.active_count() == 1
+    assert threads_left() == []
 
 
 @every_algorithm
@@ -340,6 +340,34 @@ def test_a_run_is_deterministic(name: str) -> None:
     )
     assert first.seconds == again.seconds
     assert same(first.results[3][0][-1], again.results[3][0][-1])
+
+
+def _train_with_joiner(algorithm: offbeat.Algorithm) -> tuple[int, Any]:
+    model = net()
+    opt = sgd(model)
+    with offbeat.attach(model, opt, algorithm, bucket_bytes=BUCKETS, survive=True) as dp:
+        began = dp.round
+        for step in dp.rounds(10):
+            opt.zero_grad()
+            loss(model, dp.rank, step).backward()
+            opt.step()
+    return began, dp.stats()
+
+
+@every_algorithm
+def test_a_worker_may_join_and_is_like_the_others(name: str) -> None:
+    """Without a line of the algorithm's own."""
+    at_s = offbeat.run(
+        lambda: _train_with_joiner(ALGORITHMS[name].make(3)), Cluster.uniform(3)
+    ).seconds
+    events = (Join(kind="join", worker=1, at_s=at_s / 3),)
+    cluster = Cluster.uniform(3).model_copy(update={"events": events})
+    told = offbeat.run(lambda: _train_with_joiner(ALGORITHMS[name].make(3)), cluster).results
+    assert told[1][0] > 0  # it has begun in the middle
+    for _, stats in told:
+        assert stats.replicas_identical
+        assert stats.steps > 0
+        assert stats.computed_samples == stats.applied_samples + stats.dropped_samples
 
 
 def _train_each(names: list[str], workers: int) -> dict[str, Any]:
@@ -386,7 +414,7 @@ def _lose_one(algorithm: offbeat.Algorithm, victim: int, at: int) -> float:
         lost = offbeat.rank()
     told_s = time.monotonic() - began
     assert lost == victim
-    assert threading.active_count() == 1, threading.enumerate()
+    assert threads_left() == []
     return told_s
 
 

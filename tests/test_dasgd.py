@@ -84,6 +84,40 @@ def test_on_a_quadratic_the_delay_costs_nothing(steps: int, delay: int) -> None:
     torch.testing.assert_close(run.results[0][1], plain.results[0][1], rtol=0, atol=1e-12)
 
 
+def _loss_after_100(algorithm: offbeat.Algorithm) -> float:
+    """Of the mean over four workers, on the quadratic of another replication."""
+    curvature = torch.linspace(0.01, 1.0, 50, dtype=torch.float64)
+
+    def worker() -> Tensor:
+        pull = (1.0, -1.0, 3.0, -3.0)[offbeat.rank()]
+        model = nn.Linear(50, 1, bias=False, dtype=torch.float64)
+        nn.init.constant_(model.weight, 5.0)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        with offbeat.attach(model, opt, algorithm):
+            for _ in range(100):
+                opt.zero_grad()
+                (curvature * model.weight.square() / 2 + pull * model.weight).sum().backward()
+                opt.step()
+            return model.weight.detach().clone()
+
+    mean = torch.stack(offbeat.run(worker, cluster(4)).results).mean(0)
+    return float((curvature * mean.square()).sum() / 2)
+
+
+PAPERS_MERGE = {0.0: (2.71, 5.67, 18.7, 5.64), 0.25: (2.34, 3.81, 7.46, 3.80),
+                0.5: (2.05, 2.73, 3.88, 2.72)}  # fmt: skip
+"""By xi, the loss of that replication after 100 steps, for each of TOY."""
+
+
+@pytest.mark.parametrize("of", range(4))
+def test_losses_on_the_toy_quadratic_are_those_of_another_replication(of: int) -> None:
+    found = _loss_after_100(Da(*TOY[of]))
+    assert found == pytest.approx(_loss_after_100(Da(*TOY[0])), rel=1e-12)
+    assert found == pytest.approx(1.61, rel=0.05)
+    for xi, losses in PAPERS_MERGE.items():
+        assert _loss_after_100(Da(*TOY[of], "paper", xi)) == pytest.approx(losses[of], rel=0.05)
+
+
 def test_with_a_delay_of_a_whole_round_it_is_cocod_sgd() -> None:
     """Unlike optima, +1 and -1: after a merge workers disagree by a / (1 + a), a = 1 - 0.9^4."""
 
@@ -153,7 +187,7 @@ def test_communication_is_hidden_by_the_delay_that_it_takes(latency_s: float) ->
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
                 opt.step()
-            stats, delay = dp.stats(), dp._replica.memory["delay"]
+            stats, delay = dp.stats(), dp._replica.own["delay"]
         return stats, delay
 
     run = offbeat.run(worker, cluster(4, latency_s))
@@ -261,6 +295,8 @@ def test_what_all_agree_on_is_the_same_on_every_worker() -> None:
         ({"delay": 0}, 'delay must be "auto" or between 1 and the 4 steps of a round, got 0'),
         ({"steps": 3, "delay": 4}, "between 1 and the 3 steps of a round, got 4"),
         ({"delay": "soon"}, "got 'soon'"),
+        ({"delay": True}, "got True"),
+        ({"xi": False, "merge": "paper"}, "xi must be at least 0 and below 1, got False"),
         ({"xi": 1.0, "merge": "paper"}, r"xi must be at least 0 and below 1, got 1.0"),
         ({"xi": -0.1, "merge": "paper"}, r"xi must be at least 0 and below 1, got -0.1"),
         ({"merge": "mean"}, "merge must be one of 'delta', 'paper', got 'mean'"),
@@ -290,7 +326,7 @@ def _delays(algorithm: offbeat.Algorithm, steps: int = 60) -> list[int]:
             opt.zero_grad()
             loss(model, dp.rank, step).backward()
             opt.step()
-            chosen.append(dp._replica.memory["delay"])
+            chosen.append(dp._replica.own["delay"])
     return chosen
 
 

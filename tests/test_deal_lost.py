@@ -245,6 +245,27 @@ def test_fixed_shares_are_divided_among_the_survivors_from_the_next_epoch_on(
             assert sorted(zero[epoch] + two[epoch]) == list(range(20))
 
 
+def test_who_has_left_its_loop_holds_up_nobody_at_the_next_epoch() -> None:
+    """Workers see at different moments that it is over, and some have begun another epoch then."""
+    dataset = TensorDataset(torch.arange(24.0))
+
+    def train() -> tuple[int, bool | None]:
+        model = torch.nn.Linear(1, 1)
+        opt = torch.optim.SGD(model.parameters(), lr=0.01)
+        fixed: Any = DistributedSampler(dataset, num_replicas=3, rank=offbeat.rank())
+        sampler = offbeat.Survivors(fixed)
+        with offbeat.attach(model, opt, offbeat.EagerSGD("solo"), survive=True) as dp:
+            for epoch in range(1 + offbeat.rank()):
+                sampler.set_epoch(epoch)
+                for number in sampler:
+                    opt.zero_grad()
+                    model(torch.full((1, 1), number / 24)).square().mean().backward()
+                    opt.step()
+        return dp.stats().steps, dp.stats().replicas_identical
+
+    assert offbeat.run(train, cluster()).results == [(8, True), (16, True), (24, True)]
+
+
 def test_survivors_wraps_a_distributed_sampler() -> None:
     with pytest.raises(TypeError, match="wraps a DistributedSampler, got RandomSampler"):
         offbeat.Survivors(RandomSampler(range(3)))  # type: ignore[arg-type]

@@ -387,6 +387,8 @@ def test_what_all_agree_on_is_the_anchor() -> None:
         ({"steps": 4, "fragments": 8}, "fragments must divide the 4 steps of a round, got 8"),
         ({"steps": 4, "overlap": 5}, "overlap must be between 0 and 4, .* got 5"),
         ({"steps": 4, "fragments": 2, "overlap": 3}, "overlap must be between 0 and 2, .* got 3"),
+        ({"lr": True}, r"the outer lr must be above 0, got True"),
+        ({"overlap": True}, "overlap must be between 0 and 100, .* got True"),
         ({"overlap": -1}, "overlap must be between 0 and 100, .* got -1"),
         ({"grace_s": 1.0}, 'grace_s is for a quorum below "all", got 1.0'),
         ({"quorum": 2, "grace_s": -1.0}, "grace_s must be 0 or more seconds, got -1.0"),

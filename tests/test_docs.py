@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import typer
 
 import offbeat
+from offbeat.cli import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "offbeat"
@@ -23,6 +27,7 @@ README_BYTES = 8_000  # what a newcomer reads before the first run; the rest is 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 EXECUTED_ELSEWHERE = {"clusters.md", "porting.md"}  # by test_clusters.py, test_porting_page.py
 FRAMEWORKS = {  # import what need not be installed
+    "offbeat.federated.flower",
     "offbeat.integrations.accelerate",
     "offbeat.integrations.lightning",
     "offbeat.integrations.transformers",
@@ -191,10 +196,28 @@ def test_every_dependency_has_its_reason() -> None:
     assert set(reasons) == names
 
 
+def reference_row(name: str) -> str:
+    """What the reference says of a name or a command."""
+    rows = text_of("reference.md").splitlines()
+    found = [row for row in rows if row.startswith("|") and f"`{name}`" in row.split("|")[1]]
+    assert len(found) == 1, f"docs/reference.md has {len(found)} rows for {name}"
+    return found[0]
+
+
 @pytest.mark.parametrize("name", offbeat.__all__)
-def test_every_public_name_is_on_a_page(name: str) -> None:
-    text = "\n".join(page.read_text() for page in PAGES)
-    assert re.search(rf"\boffbeat\.{name}\b", text)
+def test_the_reference_has_every_public_name_and_its_settings(name: str) -> None:
+    row, kind = reference_row(f"offbeat.{name}"), vars(offbeat)[name]
+    is_algorithm = isinstance(kind, type) and issubclass(kind, offbeat.Algorithm)
+    settings = [each.name for each in fields(kind)] if is_algorithm and is_dataclass(kind) else []
+    if kind is offbeat.attach:
+        settings = list(inspect.signature(kind).parameters)[3:]
+    for setting in settings:
+        assert f"`{setting}`" in row, f"docs/reference.md: {name} has {setting}, too"
+
+
+def test_the_reference_has_every_command() -> None:
+    for name in typer.main.get_command(app).commands:
+        reference_row(f"offbeat {name}")
 
 
 def test_every_algorithm_is_in_the_table() -> None:

@@ -51,7 +51,7 @@ def notes(**changed: Any) -> str:
 def test_a_worker_that_waits_for_nothing_has_nothing_to_gain() -> None:
     found = diagnose([notes(), notes()])
     assert found.sentences == ()
-    assert "hardly waits in collectives of others" in found.gained
+    assert "hardly waits in the collectives that are counted" in found.gained
 
 
 def test_it_names_the_line_the_count_the_seconds_and_the_gain() -> None:
@@ -106,6 +106,21 @@ def test_a_whole_script_is_examined_and_ends_as_ever(tmp_path: Path) -> None:
     assert "wrapped in DistributedDataParallel" in zero
     assert "goes through the same data set" in zero
     assert "times as fast" in zero
+
+
+def _twice(folder: str) -> list[str]:
+    """Two scripts, one after the other, with one store; worker 1 is late with the second."""
+    first, second = (Path(folder) / f"{name}-{offbeat.rank()}.py" for name in ("first", "second"))
+    first.write_text(SCRIPT)
+    second.write_text(f"import time; time.sleep({0.5 * offbeat.rank()})")
+    return [str(examine(path, ())) for path in (first, second)]
+
+
+@pytest.mark.real
+def test_what_was_seen_in_an_earlier_run_is_not_told_again(tmp_path: Path) -> None:
+    (first, second), _ = (each.result for each in processes(_twice, 2, str(tmp_path)))
+    assert "wrapped in DistributedDataParallel" in first
+    assert "wrapped in DistributedDataParallel" not in second
 
 
 def _attached(hidden: bool) -> tuple[list[str], bool]:

@@ -344,7 +344,7 @@ def test_choosing_a_threshold_is_on_nobodys_clock() -> None:
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
                 opt.step()
-                seen += dp._replica.memory["clock"][-1:]
+                seen += dp._replica.own["clock"][-1:]
         return seen
 
     cluster = Cluster.parse("workers = 2\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 0.5")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_federated import draw_of, parts_of
+from test_federated import draw_of
 from torch import Tensor, nn
 
 import offbeat
@@ -15,11 +15,9 @@ from offbeat import federated as fed
 from offbeat.clusters import Cluster
 from offbeat.clusters.events import Crash
 from offbeat.errors import NonFiniteGradientError, WorkerLostError
-from offbeat.federated import gram, masked_svd
 from offbeat.federated.features import features
 from offbeat.lab import digits
 from offbeat.testing import processes
-from offbeat.worlds import enter_world
 
 CLIENTS = 3
 
@@ -87,25 +85,15 @@ def test_all_clients_end_with_the_same_model_and_the_buffer_with_its_budget(name
 
 
 def test_gram_and_svd_keep_the_same_samples() -> None:
-    """The draws of a client come after those of its mask, so masks are drawn elsewhere here."""
-    parts, rank = parts_of(), 4
-
-    def client(scores: Any) -> Tensor:
-        world = enter_world()
-        mine, channel = parts[world.rank], world.channel("scores")
-        if scores == "gram":
-            total = gram.gram(mine)
-            channel.all_reduce(total).wait()
-            return gram.leverage(mine, gram.whitening(total, rank))
-        return masked_svd.leverage(
-            channel, world.rank, mine, rank, private=draw_of(world.rank), shared=draw_of(9)
-        )[0]
-
-    by_gram, by_svd = (
-        torch.cat(offbeat.run(lambda which=which: client(which), "uniform-8", workers=3).results)
-        for which in ("gram", "svd")
+    by_gram, by_svd, masked = (
+        [
+            each[2].buffer.after(torch.zeros(0, 64), torch.zeros(0, dtype=torch.int64))[0]
+            for each in virtual(lambda scores=scores: fed.FedCBDR(budget=31, scores=scores))
+        ]
+        for scores in ("gram", "svd", "svd-masked")
     )
-    torch.testing.assert_close(by_gram, by_svd, rtol=0, atol=1e-10)
+    assert all(map(torch.equal, by_gram, by_svd))
+    assert not all(map(torch.equal, by_svd, masked))
 
 
 def test_replay_forgets_less_than_fine_tuning() -> None:

@@ -7,6 +7,8 @@ import io
 import os
 import re
 import runpy
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -60,3 +62,31 @@ def test_an_example_learns_on_two_workers(
     assert found is not None, zero
     assert learnt(float(found[1]))
     assert "workers 2" not in one
+
+
+@pytest.mark.real  # a process of its own: what frameworks keep is the whole process's
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    ("framework", "name", "learnt"),
+    [
+        ("lightning", "02_lightning.py", lambda accuracy: accuracy > 90),
+        ("transformers", "03_transformers.py", lambda loss: loss < 1.0),
+        ("accelerate", "04_accelerate.py", lambda accuracy: accuracy > 80),  # four: fewer rounds
+    ],
+)
+def test_an_example_learns_on_virtual_workers(
+    framework: str, name: str, learnt: Callable[[float], bool], tmp_path: Path
+) -> None:
+    pytest.importorskip(framework)
+    command = [sys.executable, "-m", "offbeat", "simulate", str(EXAMPLES / name)]
+    done = subprocess.run(
+        [*command, "--cluster", "half-speed-4"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"^workers 4 .* (\S+?)%?$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    assert learnt(float(found[1]))

@@ -135,6 +135,7 @@ _PAIRS = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]
         ([[0.5, 0.6], [0.5, 0.4]], 2, "not doubly stochastic: its row 0 sums to 1.1,"),
         ([[0.9, 0.1], [0.4, 0.6]], 2, "its column [01] sums to (1.3|0.7), and not to 1"),
         ([[1.5, -0.5], [-0.5, 1.5]], 2, "the weight -0.5 in row 0, column 1: weights are 0 or"),
+        ([[math.inf, 0], [0, 1]], 2, "the weight inf in row 0, column 0"),
         ([[math.nan, 1], [1, 0]], 2, "the weight nan in row 0, column 0"),
         ([[0.5, 0.5], [0.5, 0.5]], 3, "one of 2 workers, but the cluster has 3"),
         (_PAIRS, 4, r"not connected: workers \[2, 3\] never hear of worker 0"),
@@ -171,9 +172,9 @@ def test_a_matrix_may_be_a_tensor_and_is_part_of_what_workers_compare() -> None:
     asked.check(2)
 
 
-@pytest.mark.parametrize("beta", [-0.1, 1.0, 2, math.nan])
-def test_a_momentum_that_cannot_be_is_refused(beta: float) -> None:
-    with pytest.raises(ValueError, match="beta must be 0 or more and below 1, got"):
+@pytest.mark.parametrize("beta", [-0.1, 1.0, 2, math.nan, "large", True])
+def test_a_momentum_that_cannot_be_is_refused(beta: Any) -> None:
+    with pytest.raises(ValueError, match=f"beta must be 0 or more and below 1, got {beta!r}"):
         offbeat.DecentLaM(beta=beta)
 
 

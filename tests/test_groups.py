@@ -94,6 +94,32 @@ def test_of_any_number_of_workers_models_come_together(workers: int, size: int) 
     assert spread[2] < 1e-4
 
 
+def test_those_who_are_left_are_dealt_out_with_empty_places_behind_them() -> None:
+    groups = Groups(8, 4, NEVER).among((0, 1, 3, 4, 5, 6, 7))
+    expected = [
+        [(0, 1, 3, 4), (5, 6, 7)],
+        [(0, 1, 5, 6), (3, 4, 7)],
+        [(0, 3, 5, 7), (1, 4, 6)],
+    ]
+    for number, found in enumerate(expected):
+        assert sorted({groups.of(number, rank) for rank in groups.everyone}) == found
+    assert Groups(8, 4, NEVER).among((1, 4, 6, 7)).of(1, 4) == (1, 4, 6, 7)
+
+
+@pytest.mark.parametrize(("workers", "size"), [(8, 4), (8, 2), (9, 3), (6, 2), (4, 1)])
+def test_whoever_is_left_every_round_divides_them(workers: int, size: int) -> None:
+    for lost in range(workers):
+        members = tuple(rank for rank in range(workers) if rank not in (lost, 0))
+        groups = Groups(workers, size, period=5).among(members)
+        for number in range(20):
+            of = [groups.of(number, rank) for rank in members]
+            assert sorted(rank for group in set(of) for rank in group) == list(members)
+            assert all(rank in group for rank, group in zip(members, of, strict=True))
+            assert all(len(group) <= size or group == members for group in of)
+            for rank, group in zip(members, of, strict=True):
+                assert group in (members, *groups.of_worker(rank))
+
+
 # --- the exchange -----------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import offbeat
 ROOT = Path(offbeat.__file__).parent
 # stand_ins.py: what a user's script finds under that name in a simulation
 ALLOWED = {
-    *("worlds/real.py", "worlds/gloo.py", "worlds/store.py", "worlds/own.py"),
+    *("worlds/real.py", "worlds/gloo.py", "worlds/pool.py", "worlds/store.py", "worlds/own.py"),
     *("worlds/ending.py", "worlds/stand_in.py"),
     *("worlds/current.py", "worlds/gloo_devices.py", "worlds/remote.py"),
     *("lab/stand_ins.py", "launch/job.py"),

@@ -176,8 +176,9 @@ def test_an_error_that_torch_has_recorded_is_told(script: Script, tmp_path: Path
 SURVIVE = """
 def survive():
     import torch.distributed as dist
+    from offbeat import launched
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    dist.TCPStore(*address, is_master=False).set("offbeat/survive", "1")  # as `say_survives` does
+    launched.say_survives(dist.TCPStore(*address, is_master=False))
 
 def wait_for(file):
     while not os.path.exists(file):
@@ -215,7 +216,7 @@ def test_survivors_go_on_and_the_lost_worker_is_started_again(
     assert len(lost) == 3
     for number, line in enumerate(lost, 1):
         assert "it was killed by SIGKILL (signal 9)" in line
-        assert "; 1 of 2 workers here go on, and it is started again as worker" in line
+        assert "; 1 of 2 workers here go on, and it is started again (pid" in line
         assert f"time {number} of 3" in line
     assert "2 of 2 workers here ended well; rank 1 was killed by SIGKILL (signal 9)" in launched.err
 
@@ -241,6 +242,47 @@ def test_a_worker_that_has_nobody_left_to_join_is_ended(script: Script, tmp_path
     assert launched.wait() == 0, launched.err
     assert "it last said: a bad batch" in launched.err
     assert "rank 0, which was started again, has nobody left to join, and is ended" in launched.err
+
+
+LATE = """
+import atexit
+if "OFFBEAT_JOIN" in os.environ:
+    wait_for("trained")
+    atexit.register(lambda: open("gone", "w").close())
+import torch, offbeat
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with offbeat.attach(model, optimizer) as dp:
+    for step in range(9):
+        if rank == 1 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+open("trained", "w").close()
+wait_for("gone")
+print("saved")
+"""
+
+
+@real
+def test_a_worker_that_comes_too_late_ends_with_a_sentence_and_is_no_failure(
+    script: Script, tmp_path: Path
+) -> None:
+    """It is not started again, though it may be, and others still run."""
+    flags = ["--nproc-per-node", 2, "--restart", 3]
+    launched = Launched(tmp_path, *flags, script(SURVIVE + LATE))
+    assert launched.wait() == 0, launched.err
+    assert launched.out == "saved\n"
+    assert "Traceback" not in launched.err
+    (its_own,) = re.findall("^offbeat: (.*)$", launched.err, re.MULTILINE)
+    assert its_own.startswith("worker 1 was to join the others, but they have ended")
+    told = re.findall("^offbeat launch: (.*)$", launched.err, re.MULTILINE)
+    assert told[0].startswith("lost rank 1 (pid")
+    assert told[1:] == [
+        "rank 1, which was started again, came when the others had ended their training, and has "
+        "ended, too",
+        "1 of 2 workers here ended well; rank 1 was killed by SIGKILL (signal 9)",
+    ]
 
 
 # --- nobody is left behind -----------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from contextlib import ExitStack
 from multiprocessing import get_context
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from nets import threads_left
 
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
@@ -121,7 +121,7 @@ def _ends_after_the_last_barrier(victim: int) -> str:
 
     RealWorld.barrier = then_end  # type: ignore[method-assign]
     leave_world(world)
-    assert threading.active_count() == 1
+    assert threads_left() == []
     return "closed"
 
 
@@ -178,25 +178,24 @@ def test_a_late_goodbye_is_waited_for() -> None:
 # --- small all-reduces ---------------------------------------------------------------------
 
 
-def _first_waits_late() -> float:
+def _first_waits_last() -> str:
+    """Worker 0 waits for its own all-reduces once those of all the others are through."""
     world = enter_world()
     channel = world.channel("small")
     channel.all_reduce(torch.zeros(1)).wait()
     works = [channel.all_reduce(torch.full((4,), float(n))) for n in range(3)]
-    began = time.monotonic()
     if world.rank == 0:
-        time.sleep(2.0)
+        for other in range(1, world.size):
+            world.control.wait(f"through {other}")
     for work in works:
         work.wait()
-    took_s = time.monotonic() - began
+    world.control.set(f"through {world.rank}", b"")
     leave_world(world)
-    return took_s
+    return "through"
 
 
 def test_a_small_all_reduce_does_not_wait_until_its_first_member_waits() -> None:
-    first, *others = (ended.result for ended in processes(_first_waits_late, 3))
-    assert first >= 2.0
-    assert max(others) < 1.0  # milliseconds on a quiet machine
+    assert [ended.result for ended in processes(_first_waits_last, 3)] == ["through"] * 3
 
 
 def _mixed(local_world_size: dict[int, str]) -> float:

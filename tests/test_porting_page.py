@@ -20,6 +20,7 @@ from test_simulate import offbeat_command
 from torch.distributed import TCPStore
 
 from offbeat.testing import job_variables
+from offbeat.testing.running import be_like_a_script
 
 PAGE = (Path(__file__).parents[1] / "docs" / "porting.md").read_text()
 HUNK = re.compile(
@@ -127,7 +128,7 @@ def _be(script: Path, variables: dict[str, str], printed: Path) -> None:
     sys.argv = [str(script)]
     os.environ.update(variables)
     os.chdir(script.parent)
-    torch.set_num_threads(1)
+    be_like_a_script()
     runpy.run_path(str(script), run_name="__main__")
     atexit._run_exitfuncs()  # children of multiprocessing leave them out
     sys.stdout.flush()

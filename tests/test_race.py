@@ -22,6 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import offbeat
+from offbeat import leaving
 from offbeat.cli import app
 from offbeat.lab import contestants
 from offbeat.lab.goals import Target, Until
@@ -291,6 +292,21 @@ def test_runs_end_where_they_were_told_to(algorithm: str) -> None:
     assert 100 <= by_samples.samples <= 100 + 16
     assert by_seconds.seconds is not None
     assert 3.0 <= by_seconds.seconds <= 3.6
+
+
+def test_a_race_says_nothing_of_waits_at_the_end_which_no_script_could_avoid(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said, note = [], leaving.note_join
+
+    def noted(*told: Any) -> str:
+        said.append(note(*told))
+        return said[-1]
+
+    monkeypatch.setattr(leaving, "note_join", noted)
+    raced("asgd", cluster="mixed-4", until="6rounds", seeds=2)
+    assert any("at the end for worker 2" in words for words in said)  # a script would be told
+    assert not caplog.records
 
 
 def test_ddp_in_virtual_time_is_synchronous_sgd_and_says_so() -> None:

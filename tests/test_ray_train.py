@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # of 15, as it is by default: on a busy machine they would starve
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",  # after 60 it would begin again, and again
     "RAY_memory_monitor_refresh_ms": "0",
     "OMP_NUM_THREADS": "1",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from nets import close, loss, net, parameters, same, sgd, train
+from nets import close, loss, net, parameters, same, sgd, threads_left, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -195,7 +196,7 @@ def _lose(how: str, victim: int) -> tuple[int | None, str, float]:
                 step += 1
     except WorkerLostError as lost:
         told_s = time.monotonic() - began
-        leaked = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        leaked = threads_left()
         assert not leaked, leaked
         return lost.rank, str(lost), told_s
     return None, "", 0.0
@@ -214,6 +215,8 @@ def test_a_lost_worker_ends_the_run_on_every_rank_and_is_named(how: str, victim:
         assert rank == victim
         assert f"worker {victim} was lost" in message
         assert how != "raise" or "KeyError: 'a bad batch'" in message
+        assert ("Worker 1's script has raised that" in message) == (how == "raise")
+        assert ("survive=True" in message) == (how != "raise")
         assert told_s < 20  # 0.1 s on a quiet machine; time-outs take minutes
 
 
@@ -248,7 +251,7 @@ def _again_and_again() -> None:
     before, sockets = sys.getswitchinterval(), []
     for _ in range(4):
         train(steps=2)
-        assert threading.active_count() == 1, threading.enumerate()
+        assert threads_left() == []
         assert sys.getswitchinterval() == before
         sockets.append(_sockets())
     # Those of the job's own group and store: how many clients of the store were needed at once
@@ -282,7 +285,8 @@ def test_nothing_is_left_when_the_block_has_ended() -> None:
     processes(_again_and_again, 2)
 
 
-def _never_closes() -> None:
+def _never_closes(folder: str) -> None:
+    logging.getLogger("offbeat").addHandler(logging.FileHandler(f"{folder}/{offbeat.rank()}"))
     model = net()
     opt = sgd(model)
     offbeat.attach(model, opt)
@@ -292,8 +296,10 @@ def _never_closes() -> None:
         opt.step()
 
 
-def test_a_script_that_never_closes_is_joined_at_exit() -> None:
-    assert all(ended.exit_code == 0 for ended in processes(_never_closes, 2, time_out_s=40))
+def test_a_script_that_never_closes_is_joined_at_exit_and_told(tmp_path: Path) -> None:
+    assert all(ended.exit_code == 0 for ended in processes(_never_closes, 2, str(tmp_path)))
+    for rank in range(2):
+        assert f"worker {rank} ends without dp.close()" in (tmp_path / str(rank)).read_text()
 
 
 SCRIPT = """
@@ -312,7 +318,6 @@ for step in range(3):
 def test_under_torchrun_an_uncaught_error_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    began = time.monotonic()
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -320,14 +325,13 @@ def test_under_torchrun_an_uncaught_error_ends_the_job(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=110,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ended.returncode == 1
     assert "RuntimeError: boom" in ended.stderr
     assert "terminate called" not in ended.stderr
-    assert time.monotonic() - began < 45
 
 
 def test_a_paced_crash_is_a_real_one(tmp_path: Path) -> None:

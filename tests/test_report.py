@@ -174,6 +174,23 @@ def test_a_folder_of_workers_files_is_one_run_named_after_it(tmp_path: Path) -> 
     assert run.about.world == "real"
 
 
+def test_of_an_ordinary_script_nothing_is_said_of_targets_and_tries(tmp_path: Path) -> None:
+    left_out = ("run", "result", "evaluation")
+    lines = [line for line in recorded("sync", 0) if line["kind"] not in left_out]
+    for rank in range(8):
+        mine = [line for line in lines if line.get("rank", 0) == rank]
+        written(worker_file(tmp_path / "tuesday", rank), mine)
+    done = offbeat_command("report", tmp_path / "tuesday", "-o", tmp_path / "r.html")
+    table = done.output.splitlines()[:3]
+    assert table[0].split() == ["run", "utilisation", "waited", "dropped", "staleness"]
+    assert "–" not in table[1]
+    assert table[2].startswith("times in s; waited: all workers together; staleness: mean, most")
+    page = (tmp_path / "r.html").read_text()
+    assert "<h2>In short</h2>" in page
+    assert "A target is reached" not in page
+    assert "time to target" not in page
+
+
 def test_a_killed_worker_is_counted_by_its_spans(tmp_path: Path) -> None:
     lines = [line for line in recorded("sync", 0) if line.get("rank") in (0, 1)]
     (whole,) = report.load([written(tmp_path / "whole.jsonl", lines)])

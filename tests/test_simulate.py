@@ -212,6 +212,33 @@ def test_a_script_finds_the_environment_that_torchrun_makes(tmp_path: Path) -> N
     assert os.environ.pop("SET_BY_A_SCRIPT") == "1"
 
 
+def test_a_worker_changes_names_of_its_own_environment_alone(tmp_path: Path) -> None:
+    """As Lightning does, which deletes WORLD_SIZE when it ends."""
+    path = written(
+        tmp_path,
+        """
+        import os
+        import offbeat
+        from offbeat.worlds import enter_world
+        world = enter_world()
+        if offbeat.rank() == 0:
+            del os.environ["WORLD_SIZE"]
+            os.environ["LOCAL_RANK"] = "7"
+            assert "WORLD_SIZE" not in os.environ and "WORLD_SIZE" not in dict(os.environ)
+            assert os.environ.pop("WORLD_SIZE", None) is None
+            assert os.environ["LOCAL_RANK"] == "7"
+            os.environ["WORLD_SIZE"] = "5"
+            assert os.environ["WORLD_SIZE"] == "5" and os.environ["RANK"] == "0"
+        world.sleep_until(1.0)
+        if offbeat.rank() == 1:
+            assert os.environ["WORLD_SIZE"] == "2" and os.environ["LOCAL_RANK"] == "1"
+        """,
+    )
+    assert simulate(path, Cluster.uniform(2)).error is None
+    assert "LOCAL_RANK" not in os.environ
+    assert "WORLD_SIZE" not in os.environ
+
+
 def test_a_process_group_of_the_script_is_simulated(tmp_path: Path) -> None:
     script = written(
         tmp_path,
@@ -489,6 +516,15 @@ def test_an_unknown_cluster_is_refused_with_a_guess(tmp_path: Path) -> None:
     assert result.stderr.startswith("unifrom-8: neither a file nor a cluster that ships with")
     assert "did you mean uniform-8?" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_who_names_no_cluster_is_told_where_they_are_listed(tmp_path: Path) -> None:
+    result = offbeat_command("simulate", written(tmp_path, TRAIN))
+    assert result.exit_code == 2
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith("offbeat simulate needs --cluster: one of those that")
+    assert "`offbeat clusters` lists" in sentence
+    assert "two-slow-of-eight" in named()  # which it names
 
 
 def test_a_cluster_that_cannot_be_resized_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ have computed nothing is lost and nothing counts twice.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -16,7 +17,6 @@ from crashes import STEPS, Lives, samples_of
 from test_contract import ALGORITHMS
 
 import offbeat
-from offbeat.asynchronous import Asynchronous
 from offbeat.clusters import Cluster
 from offbeat.clusters.events import Crash
 from offbeat.errors import EpochOver, WorkerLostError
@@ -44,7 +44,7 @@ def lived_through(lives: Lives, *crashes: tuple[int, float], latency_s: float | 
     assert {rank for rank, fate in enumerate(fates) if fate is None} <= {
         rank for rank, _ in crashes
     }
-    return lives.check(fates, all_told=not isinstance(lives.algorithm, Asynchronous))
+    return lives.check(fates, all_told=True)
 
 
 def moments(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -85,6 +85,28 @@ def test_the_others_train_on_whoever_is_lost(name: str, monkeypatch: pytest.Monk
             crashes.append((second, moment + random.choice([0.0, 5e-5, 1e-4, 3e-4, 0.1])))
         lost += lived_through(Lives(algorithm), *crashes)
     assert lost > 0
+
+
+def test_what_a_worker_sets_aside_while_a_round_breaks_off_is_in_the_next() -> None:
+    """It arrives for the next round just when a loss ends the one under way."""
+    lives = Lives(ALGORITHMS["diloco-grace"].make(WORKERS))
+    assert lived_through(lives, (1, 1.8288351165749406), latency_s=0.02) == 1
+
+
+def test_who_regroups_twice_in_a_row_counts_what_is_lost_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Worker 1 is lost while the others ask how much worker 0 had computed."""
+    lives, crashes = Lives(ALGORITHMS["dmsgd-ring"].make(WORKERS)), ((0, 10.3733394), (1, 10.66502))
+    assert lived_through(lives, *crashes, latency_s=0.1) == 2
+    assert "worker 1 was lost" in caplog.text
+    assert all(record.message.startswith("worker") for record in caplog.records)
+
+
+def test_who_is_ending_may_not_hear_how_much_is_lost() -> None:
+    """Worker 3 is lost when all have made their steps: `lost_samples` is a lower bound then."""
+    lives = Lives(ALGORITHMS["edm-lazy-ring"].make(WORKERS))
+    assert lived_through(lives, (3, 12.05486109660233), latency_s=0.1) == 1
 
 
 def test_a_round_that_some_have_completed_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +160,40 @@ def test_without_survive_everybody_raises() -> None:
     assert not isinstance(caught.value, EpochOver)
 
 
+def test_who_is_lost_by_a_mistake_in_its_script_is_not_to_be_survived() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with suppress(KeyError), offbeat.attach(model, optimizer) as dp:
+            for step in range(9):
+                if (dp.rank, step) == (1, 4):
+                    raise KeyError("a bad batch")
+                model(torch.randn(8, 3)).square().mean().backward()
+                optimizer.step()
+
+    with pytest.raises(WorkerLostError, match="worker 1 was lost at virtual time") as caught:
+        offbeat.run(train, cluster())
+    assert (caught.value.rank, caught.value.raised) == (1, True)
+    assert "(KeyError: 'a bad batch'). Worker 1's script has raised that" in str(caught.value)
+    assert "survive" not in str(caught.value)
+
+
+class Mortal(offbeat.SyncSGD):
+    """A method of somebody's own that cannot do it."""
+
+    @property
+    def survives(self) -> bool:
+        return False
+
+
 def test_the_environment_says_whether_to_survive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OFFBEAT_SURVIVE", "1")
     assert lived_through(Lives(offbeat.SyncSGD(), survive=None), (1, 0.3)) == 1
     with caplog.at_level("WARNING"):  # said for a whole job: a method that cannot does without
-        offbeat.run(Lives(offbeat.WAGMASGD(), survive=None), cluster())
-    assert "WAGMASGD cannot go on when a worker is lost yet" in caplog.text
+        offbeat.run(Lives(Mortal(), survive=None), cluster())
+    assert "Mortal cannot go on when a worker is lost" in caplog.text
     monkeypatch.setenv("OFFBEAT_SURVIVE", "yes")
     with pytest.raises(ValueError, match="OFFBEAT_SURVIVE must be 0 or 1, got 'yes'"):
         Lives(offbeat.SyncSGD(), survive=None)()
@@ -190,3 +238,30 @@ def test_a_loss_in_the_middle_of_a_checkpoint_holds_up_nobody() -> None:
         lost += results.results.count(None)
         assert set(results.results) <= {True, None}
     assert lost > 6
+
+
+@pytest.mark.parametrize("kind", [offbeat.EagerSGD, offbeat.WaitFreeLocalSGD, offbeat.WAGMASGD])
+def test_those_who_pause_go_on_if_the_one_they_wait_for_is_lost(
+    kind: type[offbeat.Algorithm],
+) -> None:
+    """All others pause when worker 3 is lost, which makes rounds: nobody is left to start one."""
+
+    def train() -> tuple[bool | None, float, float, float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with offbeat.attach(model, optimizer, kind(), survive=True, freeze_s=None) as dp:
+            for step in range(9 if dp.rank == 3 else 4):
+                if step == (6 if dp.rank == 3 else 1):
+                    dp.state_dict()
+                dp.samples(2)
+                model(torch.full((1, 3), float(step))).square().mean().backward()
+                optimizer.step()
+        stats = dp.stats()
+        computed, applied = stats.computed_samples, stats.applied_samples
+        return stats.replicas_identical, computed, applied, stats.dropped_samples
+
+    even = "workers = 4\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 0.01\n"
+    lost = "[[event]]\nkind = 'crash'\nworker = 3\nat_s = 4.5\n"
+    results = offbeat.run(train, Cluster.parse(even + lost)).results
+    assert results == [(True, 8.0, 8.0, 0.0)] * 3 + [None]

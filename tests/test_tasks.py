@@ -5,13 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import sys
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import torch
+from test_docs import FENCE
+from typer.testing import CliRunner
 
+from offbeat.cli import app
 from offbeat.lab import tasks
 from offbeat.lab.tasks import Task, cifar10, fashion
 
@@ -93,12 +97,68 @@ def test_a_users_own_function_makes_a_task(tmp_path: Path, monkeypatch: pytest.M
     )
     monkeypatch.chdir(tmp_path)
     assert tasks.find("my_own_task:mine").name == "mine"
-    with pytest.raises(ValueError, match="returned int, not an"):
+    with pytest.raises(ValueError, match=r"must return an offbeat.lab.tasks.Task, got int: see"):
         tasks.find("my_own_task:wrong")
     with pytest.raises(ValueError, match="no function 'mines': did you mean 'mine'"):
         tasks.find("my_own_task:mines")
     with pytest.raises(ValueError, match="No module named 'nowhere'"):
         tasks.find("nowhere:mine")
+
+
+def task_of_the_page(folder: Path) -> str:
+    """What docs/races.md shows, as a file."""
+    page = (Path(__file__).parents[1] / "docs" / "races.md").read_text()
+    (code,) = (match[2] for match in FENCE.finditer(page) if match[1] == "python")
+    (folder / "my_task.py").write_text(code)
+    return code
+
+
+def test_the_task_that_the_page_shows_can_be_raced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_of_the_page(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    words = ["race", "sync", "eager", "--task", "my_task:line", "--seeds", "1", "--rates", "1"]
+    result = CliRunner().invoke(app, [*words, "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    assert "not reached" not in result.stdout
+    assert "eager" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "words"),
+    [
+        ("def line():", "def line(size):", "my_task:line is called without arguments"),
+        ("lambda: nn.Linear(8, 1)", "nn.Linear(8, 1)", "model must be a function that can be"),
+        (
+            "lambda: nn.Linear(8, 1)",
+            "lambda: 3",
+            "model() must return a torch.nn.Module, got int",
+        ),
+        ("batches=batches", "batches=[]", "as batches(rank, workers, seed), got list"),
+        ("(rank, workers, seed)", "(rank)", "called as batches(rank, workers, seed)"),
+        ("batches=batches", "batches=lambda *_: [(x, y)]", "an iterator without end, got list"),
+        ("model(inputs), targets)", "model(inputs), targets, reduction='none')", "of one number"),
+        (".item(), None", ".item()", "the loss and the accuracy, two numbers, or None"),
+        ('Target("loss", 0.02)', '"loss=0.02"', "target must be such as Target('loss', 0.1)"),
+        ("budget_steps=400", "budget_steps=0.5", "budget_steps must be a whole number"),
+        ("return Task(", "return dict(", "must return an offbeat.lab.tasks.Task, got dict"),
+    ],
+)
+def test_what_is_wrong_with_a_users_own_task_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, instead: str, words: str
+) -> None:
+    code = task_of_the_page(tmp_path)
+    assert there in code
+    (tmp_path / "my_task.py").write_text(code.replace(there, instead))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+    result = CliRunner().invoke(app, ["race", "sync", "--task", "my_task:line"])
+    assert result.exit_code == 2, result.output
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith("my_task:line")
+    assert words in sentence
 
 
 # ---------------------------------------------------------------- CIFAR-10

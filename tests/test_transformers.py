@@ -96,6 +96,7 @@ def test_set_ups_that_do_not_fit_are_refused_with_what_to_change(
         assert "or Accelerator a fsdp_plugin, and offbeat averages whole models" in told["plugin"]
         assert "leave it out, or run `accelerate config` anew without it" in told["fsdp"]
         assert "accelerate launch has --use_parallelism_config, or" in told["parallel"]
+        assert "accelerate launch has --use_deepspeed, or" in told["deepspeed"]
         assert "DistributedDataParallelKwargs, and DDP is not used" in told["kwargs"]
         assert "dispatch_batches has worker 0 hand out every batch" in told["dispatch"]
         assert "4 of the optimizer's 4 parameters are not the model's" in told["strange"]

@@ -39,7 +39,10 @@ def test_a_group_is_about_the_square_root_of_the_workers(workers: int, size: int
         ({"period_quorum": 5}, "period_quorum must be between 1 and the 4 workers, got 5"),
         ({"late": "drop"}, "late must be one of 'delta', 'paper', got 'drop'"),
         ({"momentum": "none"}, "momentum must be one of 'local', 'averaged', got 'none'"),
+        ({"period": True}, "period must be a whole number above 0, got True"),
+        ({"quorum": 1.5}, "quorum: a fraction of workers must be above 0 and at most 1, got 1.5"),
         ({"delay": 2}, "delay must be one of 0, 1, got 2"),
+        ({"delay": True}, "delay must be one of 0, 1, got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anybody_waits(

@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.utils import logging
 
 import offbeat
-from offbeat.integrations.accelerate import prepare
+from offbeat.integrations.accelerate import check, prepare
 from offbeat.integrations.transformers import OffbeatTrainer
 
 logging.set_verbosity_error()
@@ -249,6 +249,8 @@ def refusals(folder: str) -> dict[str, str]:
     sharding = FullyShardedDataParallelPlugin()
     refused("launched", prepared, ACCELERATE_USE_FSDP="true")
     refused("parallel", prepared, ACCELERATE_USE_PARALLELISM_CONFIG="true")
+    accelerator = Accelerator(cpu=True)  # before: with the flag it looks for DeepSpeed itself
+    refused("deepspeed", lambda: check(accelerator), ACCELERATE_USE_DEEPSPEED="true")
     refused("plugin", lambda: prepared(fsdp_plugin=sharding), ACCELERATE_USE_FSDP="false")
     refused("fsdp", lambda: trainer(fsdp="full_shard"), ACCELERATE_USE_FSDP="false")
     refused("kwargs", lambda: prepared(DistributedDataParallelKwargs()))

@@ -19,8 +19,12 @@ class Ahead:
     def __init__(self, brings: float) -> None:
         """`brings`: the steps of all workers for one of this worker's, until a round shows it."""
         self._brings = brings
-        self._told = 0  # own steps that are in rounds
         self._most = 0  # own steps in a round, at most
+        self.begin()
+
+    def begin(self) -> None:
+        """This worker has made none yet."""
+        self._told = 0  # own steps that are in rounds
         self._after = 0  # own steps when the latest round took what there was
 
     def round(self, each: Round) -> None:

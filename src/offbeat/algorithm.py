@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 from torch.optim import Optimizer
 
@@ -18,8 +18,18 @@ from offbeat.rounds import Round
 
 def check_choice(name: str, value: object, known: Sequence[object]) -> None:
     """Raise ValueError unless a setting has one of the values that are known."""
-    if value not in known:
+    if value not in known or (isinstance(value, bool) and not isinstance(known[0], bool)):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether this is a whole number, and at least so much; True and False are no numbers."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_grace(grace_s: float, quorum: str | int | float) -> None:
@@ -37,9 +47,6 @@ class Algorithm(ABC):
     """Settings that there were once, `name` or `name=value`, and what to do without each."""
     identical: ClassVar[bool] = True
     """Whether replicas are the same to the bit at the end of the block."""
-    joins: ClassVar[bool] = False
-    """Whether a worker can join: it needs no more than the parameters, the optimizer's state and
-    `replica.memory` of another one, which is nobody's own."""
 
     def __new__(cls, *_: object, **settings: object) -> Self:
         for name, value in settings.items():
@@ -98,7 +105,7 @@ class Algorithm(ABC):
         """Raise ValueError if one of these settings is no whole number above 0."""
         for name in names:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
 
     def check_switches(self, *names: str) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.worlds import Channel
+from offbeat.errors import WorkerLostError
+from offbeat.worlds import Channel, World
 
 
 def alike(channel: Channel, model: nn.Module) -> bool:
@@ -23,22 +24,59 @@ def alike(channel: Channel, model: nn.Module) -> bool:
     return bool(marks[0] == -marks[1])  # the largest and the smallest of all
 
 
-def broadcast(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """Take over the first worker's values, whatever their type."""
+class FirstModel:
+    """What all begin with: one worker's model.
+
+    If a worker is lost while it is handed round, that is done again. If it was the one whose model
+    it is, somebody who has all of it hands it round.
+    """
+
+    def __init__(self, source: int, world: World, tensors: Sequence[Tensor]) -> None:
+        self._source = source
+        self._world = world
+        self._tensors = tensors
+        self._has = world.rank == source
+
+    def hand_round(self, channel: Channel) -> None:
+        """Have it here, too; all members of a channel do."""
+        there = self._source in channel.members
+        broadcast(channel, self._tensors, self._source if there else self._other_source(channel))
+        self._has = True
+
+    def _other_source(self, channel: Channel) -> int:
+        mine, all_of = torch.tensor([self._has]), torch.empty(len(channel.members), 1)
+        channel.all_gather(mine.float(), all_of).wait()
+        for rank, has in zip(channel.members, all_of.view(-1).tolist(), strict=True):
+            if has:
+                return rank
+        raise WorkerLostError(
+            f"{self._world.loss}, while all attached and before anybody else had its model: "
+            "nothing was trained yet, start again",
+            rank=self._source,
+        )
+
+
+def broadcast(channel: Channel, tensors: Sequence[Tensor], source: int | None = None) -> None:
+    """Take over that worker's values, or the first one's, whatever their type."""
+    source = channel.members[0] if source is None else source
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         if tensor.numel():
             flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            channel.broadcast(flat, source=channel.members[0]).wait()
+            channel.broadcast(flat, source).wait()
             with torch.no_grad():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers of which a mean over workers means something: running statistics."""
+    """Buffers of which a mean over workers means something: running statistics.
+
+    One that holds infinities from the start is a constant, such as a mask of attention.
+    """
     return {
         name: buffer
         for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and buffer.dtype.itemsize > 1 and buffer.numel()
+        if buffer.is_floating_point() and buffer.dtype.itemsize > 1
+        if buffer.numel() and buffer.isfinite().all()
     }
 
 

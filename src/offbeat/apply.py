@@ -32,8 +32,9 @@ class Applier:
         followers: Followers,
         nonfinite: Literal["raise", "skip"],
         tell: Callable[..., None],
+        stats: Stats,
     ) -> None:
-        self.stats = Stats(replica.world.rank)
+        self.stats = stats
         self.stepping = False
         """Whether the optimizer makes a step of ours, not of the program's."""
         self._replica = replica
@@ -55,6 +56,7 @@ class Applier:
         """Go through rounds up to one that needs a step, which is to follow; False for none."""
         if self.schedule.given:
             self._check_schedule()
+        self._replica.engine.give_stripe()  # if the step before was left by an error
         self._rounds = rounds
         return self._next()
 
@@ -67,7 +69,7 @@ class Applier:
             self.schedule.own_step(None)
             return
         with self._replica.engine.undisturbed():
-            self.schedule.own_step(self._replica.engine.made, self._replica.memory.get("brings"))
+            self.schedule.own_step(self._replica.engine.made, self._replica.own.get("brings"))
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
@@ -104,8 +106,10 @@ class Applier:
 
     def _next(self) -> bool:
         """Let the algorithm run to its next round that needs a step; False at the end."""
-        now, rounds = self._replica.world.now, self._rounds
+        now, rounds, engine = self._replica.world.now, self._rounds, self._replica.engine
         while True:
+            if engine.more:  # it is applied at once
+                engine.give_stripe()
             began = now()
             each = next(rounds, None)
             ended = now()
@@ -166,8 +170,9 @@ class Applier:
         parameter, merge = self._replica.names[number], bad.merge
         assert merge is not None
         if self._nonfinite == "raise":
+            what = "buffer" if parameter in self._replica.buffers else "gradient of"
             error = NonFiniteGradientError(
-                f"the gradient of {parameter!r} on worker {rank} is NaN or infinite in round "
+                f"the {what} {parameter!r} on worker {rank} is NaN or infinite in round "
                 f"{bad.round}: lower the learning rate, or "
                 'attach(..., nonfinite="skip") to leave out such rounds',
                 rank=rank,

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from offbeat.algorithm import Algorithm, check_choice
+from offbeat.algorithm import Algorithm, check_choice, is_number
 from offbeat.schedule import KINDS
 from offbeat.worlds.current import has_process_group, rank
 
@@ -113,18 +113,18 @@ def _reducers() -> Iterator[DistributedDataParallel]:
                 yield each
 
 
-def survives(
-    asked: bool | None, min_workers: int, freeze_s: float | None, algorithm: Algorithm
-) -> bool:
+def survives(asked: bool | None, min_workers: int, freeze_s: object, algorithm: Algorithm) -> bool:
     """Whether to go on when a worker is lost: as asked for, or as $OFFBEAT_SURVIVE says.
 
     That is said for a whole job. A method that cannot do it does without, and says so.
     """
     if isinstance(min_workers, bool) or not isinstance(min_workers, int) or min_workers < 1:
         raise ValueError(f"min_workers must be a number of workers above 0, got {min_workers!r}")
-    if freeze_s is not None and not (isinstance(freeze_s, int | float) and freeze_s > 0):
-        raise ValueError(f"freeze_s must be a number of seconds above 0, or None, got {freeze_s!r}")
-    if freeze_s is not None and asked is False:
+    if freeze_s not in (None, "auto") and not (is_number(freeze_s) and freeze_s > 0):
+        raise ValueError(
+            f'freeze_s must be a number of seconds above 0, "auto" or None, got {freeze_s!r}'
+        )
+    if freeze_s not in (None, "auto") and asked is False:
         raise ValueError("freeze_s needs survive=True: nobody goes on without a frozen worker")
     if asked is not None:
         return bool(asked)
@@ -134,8 +134,7 @@ def survives(
     if text == "1" and not algorithm.survives:
         if rank() == 0:
             logger.warning(
-                "OFFBEAT_SURVIVE=1, but %s cannot go on when a worker is lost yet: a loss ends "
-                "the run",
+                "OFFBEAT_SURVIVE=1, but %s cannot go on when a worker is lost: a loss ends the run",
                 type(algorithm).__name__,
             )
         return False

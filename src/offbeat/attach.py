@@ -9,10 +9,9 @@ it is that round's mean.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Self
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,18 +20,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
-from offbeat.alike import alike, average_buffers
+from offbeat.alike import alike
 from offbeat.arguments import check_arguments, survives
-from offbeat.attached import Attached, attached_to
+from offbeat.attached import attached_to
 from offbeat.clusters import Cluster
 from offbeat.codecs import Codec, chosen
 from offbeat.doctor import Doctor
 from offbeat.ending import Goal, steps
-from offbeat.errors import DetachedError, ReplicasDifferError, WorkerLeft
+from offbeat.errors import DetachedError, WorkerLostError
 from offbeat.followers import Follower
+from offbeat.leaving import Leaving
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
 from offbeat.worlds import enter_world, has_process_group, leave_world
+from offbeat.worlds.current import present_world
 
 
 def attach(
@@ -48,7 +49,7 @@ def attach(
     codec: Codec | Literal["auto"] | None = None,
     survive: bool | None = None,
     min_workers: int = 1,
-    freeze_s: float | None = None,
+    freeze_s: float | Literal["auto"] | None = "auto",
     pace: Cluster | str | None = None,
     seed: int | None = None,
     warn: bool = False,
@@ -72,8 +73,10 @@ def attach(
         survive: go on without a worker that is lost, see docs/survival.md. If None, as
             $OFFBEAT_SURVIVE says, 0 or 1; without it, no: then everybody raises WorkerLostError.
         min_workers: with fewer than these left, everybody raises TooFewWorkersError after a step.
-        freeze_s: with `survive`, on real processes, the others go on without a worker that is
-            silent for so long: it is frozen, or its interpreter is. None: it is waited for.
+        freeze_s: with `survive`, the others go on without a worker that is silent for so long: it
+            is frozen, or its interpreter is. None: it is waited for. "auto": 1 second from the
+            first step on, unless all wait for all in this method, or for their neighbours, or it
+            could not come back.
         pace: on real processes, the cluster (name or file) whose speeds to replay by sleeping;
             $OFFBEAT_PACE if None.
         seed: of the noise of `pace`; $OFFBEAT_SEED, or 0, if None.
@@ -98,16 +101,14 @@ def attach(
             world, model, optimizer, algorithm, schedule, clip_norm, nonfinite, bucket_bytes, codec
         )
     except BaseException as error:
-        leave_world(world, error)
+        leave_world(present_world() or world, error)  # another one, if it was to join again
         raise
     dp.doctor = Doctor() if warn and has_process_group() else None
     return dp
 
 
-class Attachment(Attached):
+class Attachment(Leaving):
     """What `attach` returns, usually called `dp`: a few verbs, and the end of the block."""
-
-    doctor: Doctor | None = None
 
     # --- the verbs -------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Attachment(Attached):
 
         All workers end their loops with the same round, also if one of them calls `stop()`.
         """
-        return steps(Goal(samples, rounds, seconds), self._replica, self._apply)
+        return steps(Goal(samples, rounds, seconds), self)
 
     def stop(self) -> None:
         """Have all workers end their `until` and `rounds` loops with the same round, soon.
@@ -209,7 +210,7 @@ class Attachment(Attached):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up `.grad` in this block: gradient accumulation, one micro-batch a block."""
+        """Only add up `.grad` in this block: gradient accumulation. The step is one micro-batch."""
         self._in_no_sync = True
         try:
             yield
@@ -237,7 +238,7 @@ class Attachment(Attached):
         everybody: there they wait, as with DistributedDataParallel. `away()` is for both.
         """
         self._check_between("agreed")
-        self._catch_up()
+        self._or_rejoin(self._catch_up, None)
         goes = not self._replica.engine.lockstep
         with self._away("agreed", goes=goes), self._replica.agreed():
             yield
@@ -256,30 +257,57 @@ class Attachment(Attached):
             yield
 
     @contextmanager
-    def _away(self, verb: str, *, elsewhere: bool = False, goes: bool = True) -> Iterator[None]:
+    def _away(
+        self, verb: str, *, elsewhere: bool = False, goes: bool = True, returns: bool = True
+    ) -> Iterator[None]:
         if self._closed or self._in_step or (self._away_by and not elsewhere):
             yield
             return
         before, self._away_by = self._away_by, self._away_by or verb
-        away = self._replica.engine.away(elsewhere=elsewhere) if goes else nullcontext()
+        replica = self._replica
+        away = replica.engine.away(elsewhere=elsewhere) if goes else nullcontext()
         try:
-            with away:
+            with ExitStack() as stay:
+                stay.enter_context(away)
                 yield
+                if self._replica is not replica:  # it has joined again meanwhile, in another world
+                    with suppress(WorkerLostError):
+                        stay.close()
+                elif returns:
+                    self._or_rejoin(stay.close, None)
         finally:
             self._away_by = before
 
     def replicas_identical(self) -> bool:
         """Say whether all workers hold the same bits; every worker must call this."""
-        with self._world.elsewhere("dp.replicas_identical()"):
-            number, self._comparisons = self._comparisons, self._comparisons + 1
-            return self._together(f"alike-{number}", lambda: alike(self._channel, self._model))
+        number = self._so_far.comparisons
+        while self._so_far.comparisons == number:  # else the others have compared theirs meanwhile
+            self._or_rejoin(self._compare_all, None)
+        return self._so_far.alike
+
+    def _compare_all(self) -> None:
+        """Have all workers compare their replicas once more."""
+        number = self._so_far.comparisons
+        self._so_far = self._so_far._replace(comparing=True)
+        try:
+            with self._world.elsewhere("dp.replicas_identical()"):
+                found = self._together(
+                    f"alike-{number}", lambda each: alike(each, self._model), lets_in=True
+                )
+                self._so_far = self._so_far._replace(
+                    comparisons=number + 1, comparing=False, alike=found
+                )
+        finally:
+            self._so_far = self._so_far._replace(comparing=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
 
         Each worker saves its own, at the same place in the loop, between a step and the next
         backward: all first come to the same round, and what they missed while they were away is
-        applied. So call it before the model's and the optimizer's `state_dict`.
+        applied. So call it before the model's and the optimizer's `state_dict`. Where losses are
+        survived, and this worker was silent for so long that the others have saved without it, it
+        returns no state but a note of that: see docs/survival.md.
         """
         if self._replica.overlap.launched:
             raise RuntimeError(
@@ -290,61 +318,19 @@ class Attachment(Attached):
             raise RuntimeError(
                 f"state_dict() inside dp.{self._away_by}(): move it out, all workers wait in it"
             )
+        number = self._so_far.checkpoints
+        while (state := self._or_rejoin(self._saved, None)) is None:
+            if self._so_far.checkpoints > number:  # the others have made theirs meanwhile
+                return checkpoint.missed(self._replica)
+        return state
+
+    def _saved(self) -> dict[str, Any] | None:
+        """Come to the same round as all others, and return this worker's state there."""
         with self._others_away():
-            return checkpoint.saved(self.algorithm, self._replica, self._apply, self.codec)
+            state = checkpoint.saved(self.algorithm, self._replica, self._apply, self.codec)
+        self._so_far = self._so_far._replace(checkpoints=self._so_far.checkpoints + 1)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict()` of the worker with this rank; before the first step."""
         checkpoint.load(state, self.algorithm, self._replica, self._apply, self.codec)
-
-    def close(self) -> None:
-        """Serve the others until all have left: the join. Then every replica is the same."""
-        if self._closed:
-            return
-        try:
-            with self._others_away():
-                note = self._serve_others()
-                self._together("end", lambda: self._compare(note))
-        except BaseException as error:
-            self.abandon(error)
-            raise
-        self._end()
-        leave_world(self._world)
-        if not self._stats.replicas_identical:
-            differ = (
-                "replicas differ at the end of the block, though they have applied the same "
-                "rounds: something other than optimizer.step() has changed parameters somewhere"
-            )
-            if self.algorithm.identical:
-                raise ReplicasDifferError(differ)
-            warnings.warn(differ, stacklevel=2)
-
-    def _compare(self, note: Callable[[], None]) -> None:
-        """All have left: see what that has cost, and whether they are alike."""
-        note()
-        if self.doctor is not None:
-            self.doctor.tell(self._world, self._replica.name, self.algorithm, self._stats.rounds)
-        average_buffers(self._channel, self._model)
-        self._stats.replicas_identical = alike(self._channel, self._model)
-
-    def abandon(self, error: BaseException) -> None:
-        """Tell the others that this worker cannot go on, and leave without them."""
-        if self._closed:
-            return
-        if self.doctor is not None:
-            self.doctor.close()
-        self._end()
-        if getattr(error, "everywhere", False):
-            self._replica.engine.stop()
-        leave_world(self._world, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        leaves = isinstance(error, WorkerLeft)
-        if error is None or leaves or (isinstance(error, SystemExit) and not error.code):
-            self.close()
-        else:
-            self.abandon(error)
-        return leaves

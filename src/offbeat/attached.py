@@ -9,10 +9,9 @@ do.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -20,12 +19,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.algorithm import Algorithm
-from offbeat.alike import averaged_buffers, broadcast, named_parameters
+from offbeat.alike import FirstModel, averaged_buffers, named_parameters
 from offbeat.apply import Applier
 from offbeat.codecs import Codec
 from offbeat.data.again import deal_again
-from offbeat.ending import note_join
-from offbeat.errors import DetachedError
+from offbeat.donation import SoFar
+from offbeat.errors import DetachedError, ExpelledError
 from offbeat.followers import Followers
 from offbeat.joinable import Joinable
 from offbeat.porting import Porting
@@ -62,13 +61,22 @@ class Attached(Joinable):
     ) -> None:
         self.algorithm = algorithm
         self.codec = codec
-        self._world = world
         self._model = model
         self._optimizer = optimizer
+        self._settings = schedule, clip_norm, nonfinite, bucket_bytes
+        self._followers = Followers(model)
+        self._stats = Stats(world.rank)
         self._closed = self._in_no_sync = self._in_step = False
         self._away_by = ""  # the verb that this worker is away by
+        self._undo = ExitStack()
+        self._begin_or_join(world)
+        self._began_s = self._world.now()
 
-        deal_again(world)
+    def _begin(self, world: World, before: Replica | None) -> None:
+        model, optimizer, algorithm = self._model, self._optimizer, self.algorithm
+        schedule, clip_norm, nonfinite, bucket_bytes = self._settings
+        self._world = world
+        deal_again(world, None if before is None else before.world)
         names, parameters = named_parameters(model, optimizer)
         number = next(world.numbers)
         told = {
@@ -77,16 +85,16 @@ class Attached(Joinable):
             "clip_norm": clip_norm,
             "nonfinite": nonfinite,
             "bucket_bytes": bucket_bytes,
-            "the codec": repr(codec),
+            "the codec": repr(self.codec),
             "survive": world.survives,
             "min_workers": world.min_workers,
-            "freeze_s": world.freeze_s,
+            "freeze_s": world.freeze,
             "parameters": [
                 f"{name} of shape {tuple(parameter.shape)} and {parameter.dtype}"
                 for name, parameter in zip(names, parameters, strict=True)
             ],
         }
-        agree(world, f"attach-{number}", told)
+        first = agree(world, f"attach-{number}", told)
         self._replica = Replica(
             world,
             f"attach-{number}",
@@ -97,47 +105,41 @@ class Attached(Joinable):
             clip_norm,
             scheduled=schedule.alike,
             buffers=averaged_buffers(model),
-            codec=codec,
+            codec=self.codec,
         )
-        self._followers = Followers(model, self._replica)
+        self._undo.callback(self._replica.overlap.remove)
         self._stoppable = Stoppable(model, self._replica)
+        self._undo.callback(self._stoppable.remove)
         self._apply = Applier(
-            self._replica, optimizer, algorithm, schedule, self._followers, nonfinite, self._tell
+            *(self._replica, optimizer, algorithm, schedule),
+            *(self._followers, nonfinite, self._tell, self._stats),
         )
-        self._stats = self._apply.stats
         self._replica.overlap.reduces_next = self._reduces_next
-        self._comparisons = 0
-        broadcast(self._channel, [*model.parameters(), *parameters, *model.buffers()])
+        self._so_far = SoFar()
+        begun = FirstModel(first, world, [*model.parameters(), *parameters, *model.buffers()])
+        self._together("begun", begun.hand_round)
         algorithm.start(self._replica)
+        self._followers.follow(self._replica)
+        if before is not None:
+            self._replica.go_on_after(before)
         self._replica.engine.fold = self._apply.fold
         self._replica.engine.may_fold = self._apply.may_fold
         self._replica.begin()
 
-        if (old := attached_to(optimizer)) is not None:
-            old.detach()
-        _attachments[optimizer] = ref(self)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        if (old := attached_to(optimizer)) is not self:
+            if old is not None:
+                old.detach()
+            _attachments[optimizer] = ref(self)
+            self._hooks = [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            ]
         self._porting = Porting(optimizer, self._replica, schedule.given)
+        self._undo.callback(self._porting.close)
         if world.survives or world.joins:
             self._let_others_join(told)
         world.open.append(self)
-        self._began_s = world.now()
         self._replica.stepped()
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the block."""
-
-    @abstractmethod
-    def abandon(self, error: BaseException) -> None:
-        """End it with an error."""
-
-    @abstractmethod
-    def away(self, where: str = "") -> AbstractContextManager[None]:
-        """Hold up nobody for the length of a block."""
 
     # --- what steps need, and users too -----------------------------------------------------
 
@@ -179,16 +181,38 @@ class Attached(Joinable):
             )
         if verb := "no_sync" if self._in_no_sync else self._away_by:
             raise RuntimeError(f"optimizer.step() inside dp.{verb}(): move it out of that block")
+        self._check_joined()
         self._porting.before_step()
         closed = self._run_closure(args, kwargs)
         self._check_parameters()
+        world = self._world
+        if not self._or_rejoin(self._comes_to_round, False):
+            self._replica.gradients.clear()
+        if self._world is not world and (dealing := self._world.dealing) is not None:
+            dealing.takes_stale()  # if it is: it has been thrown away
+        return closed
+
+    def _count_step(self) -> float:
+        """A micro-batch was computed: of so many samples."""
+        self._stats.steps += 1
+        self._stats.computed_samples += self._replica.samples
+        return self._replica.samples
+
+    def _comes_to_round(self) -> bool:
+        """A micro-batch is done: ask the algorithm; say whether the step has a round to apply."""
         replica, stats = self._replica, self._stats
-        began, ended = self._compute(), replica.compute_began
-        samples = replica.samples
-        stats.steps += 1
-        stats.computed_samples += samples
+        try:
+            began, ended = self._compute(), replica.compute_began
+        except ExpelledError:  # of parameters from before that: it is no use to anybody
+            self._count_step()
+            replica.drop()
+            raise
+        samples = self._count_step()
         applies = False
-        if self._unscaled():
+        dealing = self._world.dealing
+        if dealing is not None and dealing.takes_stale():
+            replica.drop()
+        elif self._unscaled():
             self._in_step = True
             try:
                 rounds = self.algorithm.step(replica)
@@ -203,20 +227,19 @@ class Attached(Joinable):
         if self._world.records is not None:
             arrival = replica.arrival
             self._tell("compute", from_s=began, to_s=ended, samples=samples, arrival=arrival)
-        if not applies:
-            replica.gradients.clear()
-        return closed
+        return applies
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._apply.stepping:
             return
         self._in_step = True
         try:
-            self._with_others_away(self._apply.step_made)
+            self._or_rejoin(lambda: self._with_others_away(self._apply.step_made), None)
         finally:
             self._in_step = False
+        self._say_attached()
         if self._replica.engine.is_asked_for_state:
-            self._give_state()
+            self._or_rejoin(self._give_state, None)
         self._replica.stepped()
         self._porting.after_step()
         if self._world.too_few is not None:  # nothing is half done here: one may save
@@ -244,8 +267,11 @@ class Attached(Joinable):
         """While this attachment may wait, this worker is away from all others."""
         with ExitStack() as stack:
             for thing in self._world.open:
-                if thing is not self and hasattr(thing, "away"):
-                    stack.enter_context(thing.away("a step of another attachment"))
+                if isinstance(thing, Joinable):
+                    if thing is not self:
+                        stack.enter_context(thing._away("away", elsewhere=True, returns=False))
+                elif hasattr(thing, "away"):
+                    stack.enter_context(thing.away("a step of an attachment"))
             return stack.pop_all()
 
     def _compute(self) -> float:
@@ -278,26 +304,16 @@ class Attached(Joinable):
             inside = "optimizer.step()" if self._in_step else "backward()"
             raise RuntimeError(f"dp.{verb}() inside {inside}: move it out, between two steps")
 
-    def _together(self, name: str, act: Callable[[], T]) -> T:
+    def _together(self, name: str, act: Callable[[Channel], T], lets_in: bool = False) -> T:
         """Have all workers do something between rounds; again, if one is lost meanwhile."""
-        if not self._world.survives:
-            return act()
-        return cast(T, self._world.meet(f"{self._replica.name}/{name}", act=act))
+        replica = self._replica
 
-    @property
-    def _channel(self) -> Channel:
-        return self._replica.models
+        def do(epoch: int) -> T:
+            if lets_in:
+                self._world.let_in_others(epoch)
+            return act(replica.models_in(epoch))
 
-    def _serve_others(self) -> Callable[[], None]:
-        """Apply rounds until all have left; return what is to be done then, to say what it cost."""
-        stats, schedule = self._stats, self._apply.schedule
-        waited_s, made = stats.wait_s, schedule.made
-        self._apply.apply(self.algorithm.leave(self._replica))
-        schedule.end()
-        self._replica.gradients.clear()
-        stats.join_wait_s = stats.wait_s - waited_s
-        took_s, served = self.seconds - self._began_s, schedule.made - made
-        return lambda: note_join(self._world, self._channel, stats, took_s, served)
+        return self._world.together(f"{replica.name}/{name}", do)
 
     def _reduces_next(self) -> bool:
         return not self._in_no_sync and self.algorithm.reduces_next(self._replica)
@@ -329,7 +345,5 @@ class Attached(Joinable):
             dropped_samples=stats.dropped_samples,
         )
         self._closed = True
-        self._replica.overlap.remove()
-        self._stoppable.remove()
-        self._porting.close()
+        self._undo.close()
         self._world.open.remove(self)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from offbeat.algorithm import Algorithm
 from offbeat.alike import generators, set_generators
 from offbeat.apply import Applier
-from offbeat.codecs import Codec
+from offbeat.codecs import Codec, Coder
 from offbeat.errors import DisagreementError
 from offbeat.replica import Replica
 from offbeat.worlds import World
+
+logger = logging.getLogger("offbeat")
 
 
 def saved(
@@ -23,13 +26,27 @@ def saved(
         "codec": repr(codec),
         "world_size": replica.world.size,
         "rank": replica.world.rank,
-        "members": list(replica.world.members),
         "replica": replica.state_dict(),
         "applied": applier.state_dict(),
         "generators": generators(),
     }
-    replica.resume()
+    state["members"] = list(replica.resume())
     return state
+
+
+def missed(replica: Replica) -> dict[str, Any]:
+    """What a worker saves that was silent while the others have saved theirs, and is back.
+
+    It is further than they were, and so are its model and its optimizer: nothing to go on from.
+    """
+    world = replica.world
+    logger.warning(
+        "worker %d has joined the others again in dp.state_dict(), which they have made without "
+        "it: what it saves now is of round %d, and not theirs. To resume from theirs, load the "
+        "state of another worker here",
+        *(world.rank, replica.round),
+    )
+    return {"rank": world.rank, "world_size": world.size, "missed": replica.round}
 
 
 def load(
@@ -41,6 +58,12 @@ def load(
 ) -> None:
     """Go on from there; a worker that had been lost then, with the state of another one."""
     world = replica.world
+    if "missed" in state:
+        raise ValueError(
+            f"worker {state['rank']} was silent when the others saved this checkpoint, and joined "
+            f"them again at round {state['missed']}, which is not theirs: on worker {world.rank} "
+            "load the state of another one, with its model and its optimizer"
+        )
     lost = world.rank not in state.get("members", world.members)
     if lost:
         state = _of_lost(state, world.rank)
@@ -75,7 +98,10 @@ def _of_lost(state: dict[str, Any], rank: int) -> dict[str, Any]:
     nothing |= {"known_samples": 0.0}
     pile = {**rounds["pile"], **nothing, "bad_parameter": None, "unseen": False}
     rounds = {**rounds, "pile": pile, "behind": 0, "made": 0}
-    return {**state, "rank": rank, "replica": {**state["replica"], "rounds": rounds, "codec": None}}
+    replica = {**state["replica"], "rounds": rounds}
+    if replica["codec"] is not None:
+        replica["codec"] = Coder.of_all(replica["codec"])
+    return {**state, "rank": rank, "replica": replica}
 
 
 def _check_round(world: World, key: str, round: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
-from offbeat.algorithm import Algorithm
+from offbeat.algorithm import Algorithm, is_number
 from offbeat.graphs import Graph, check_stable, graph_of, spec_of
 from offbeat.merges import HalfStep, Mix
 from offbeat.replica import Replica
@@ -37,8 +37,9 @@ class Decentralised(Algorithm):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", spec_of(self.graph))
-        if not 0 <= self._beta < 1:
-            raise ValueError(f"beta must be 0 or more and below 1, got {self._beta!r}")
+        beta = getattr(self, "beta", 0.0)
+        if not (is_number(beta) and 0 <= beta < 1):
+            raise ValueError(f"beta must be 0 or more and below 1, got {beta!r}")
 
     @property
     def _beta(self) -> float:

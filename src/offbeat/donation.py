@@ -1,8 +1,12 @@
 """What a worker that joins gets from another one: all that makes it a replica like the others.
 
 Model, buffers, the optimizer's state and param groups, the scheduler, what the algorithm remembers,
-the round; as one row of bytes, so that it is one copy for who gives it and one message. Not the
+the round; as rows of bytes, so that it is one copy for who gives it and one message. Not the
 gradients that the giver has piled up: those are its own.
+
+What is everybody's, to the bit, several workers may give in stripes: parameters and what the
+optimizer knows of them, where rounds carry gradients; the base and the outer momentum, where they
+carry moves. Running statistics are each worker's own, and so is all that is small.
 
 Random numbers come from a seed that is drawn from the giver's state and the joiner's rank. With the
 giver's state itself, the joiner would draw the giver's batches, and make its masks, once more.
@@ -10,10 +14,9 @@ giver's state itself, the joiner would draw the giver's batches, and make its ma
 
 from __future__ import annotations
 
-import io
-import pickle
 import random
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -24,8 +27,8 @@ from torch.optim import Optimizer
 
 from offbeat.apply import Applier
 from offbeat.replica import Replica
-
-_ALIGNED = 64
+from offbeat.rounds.packed import unpack
+from offbeat.rounds.stripes import STRIPED_BYTES, Gift, size_of
 
 
 class Parts(NamedTuple):
@@ -37,13 +40,20 @@ class Parts(NamedTuple):
     applier: Applier
 
 
-def refused(algorithm: object, codec: object, open_here: int) -> str:
+class SoFar(NamedTuple):
+    """What all have done together so far, each in its program."""
+
+    comparisons: int = 0
+    comparing: bool = False
+    """Whether they wait for each other in the next one."""
+    alike: bool = True
+    """What the latest has found."""
+    checkpoints: int = 0
+
+
+def refused(algorithm: object, replica: Replica) -> str:
     """Why nobody can join what is attached; nothing if one can."""
-    if codec is not None:
-        return "with a codec"
-    if not getattr(algorithm, "joins", False):
-        return f"by {type(algorithm).__name__}"
-    return "where several are attached at a time" if open_here else ""
+    return "" if replica.can_be_joined else f"by {type(algorithm).__name__}"
 
 
 def version() -> dict[str, str]:
@@ -52,52 +62,87 @@ def version() -> dict[str, str]:
     return {"the version of offbeat": mine, "the version of torch": str(torch.__version__)}
 
 
-def given(parts: Parts, compared: int, joiner: int) -> Tensor:
-    """Copy what a worker that joins in the place of this rank needs; between two steps."""
+def given(parts: Parts, so_far: SoFar, joiner: int) -> Gift:
+    """What a worker that joins in the place of this rank needs; between two steps."""
     _, optimizer, replica, applier = parts
-    return pack(
-        {
-            "values": list(_values(parts)),
-            "states": [dict(optimizer.state.get(each, {})) for each in replica.parameters],
-            "groups": [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in optimizer.param_groups
-            ],
-            "round": replica.round,
-            "memory": replica.memory,
-            "applied": applier.state_dict(),
-            "compared": compared,
-            "seed": _seed(joiner),
-        }
-    )
+    shift = None if replica.shift is None else replica.shift.for_joiner()
+    states = [dict(optimizer.state.get(each, {})) for each in replica.parameters]
+    state = {
+        "values": _values(parts),
+        "shift": shift,
+        "states": states,
+        "groups": [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ],
+        "round": replica.round,
+        "memory": replica.memory,
+        "applied": applier.state_dict(),
+        "so_far": tuple(so_far),
+        "ends": applier.asked_to_end,
+        "seed": _seed(joiner),
+    }
+    return Gift(state, _common(parts, shift, states))
 
 
-def take(parts: Parts, gift: Tensor) -> int:
-    """Become what was given; returns how often all have compared their replicas."""
+def striped(parts: Parts) -> Callable[[], int] | None:
+    """How many bytes several workers give in stripes, if they do; the same answer on all.
+
+    They come to the same round at the same moment in a lockstep. By the parameters alone: the
+    optimizer may not have made its state yet, or have on some workers.
+    """
+    replica = parts.replica
+    common = replica.shift is None or replica.shift.common
+    large = sum(each.nbytes for each in replica.tensors) >= STRIPED_BYTES
+    if not (replica.engine.lockstep and common and large):
+        return None
+
+    def size() -> int:
+        states = [dict(parts.optimizer.state.get(each, {})) for each in replica.parameters]
+        shift = None if replica.shift is None else replica.shift.for_joiner()
+        return size_of(_common(parts, shift, states))
+
+    return size
+
+
+def take(parts: Parts, gift: tuple[Tensor, Tensor]) -> SoFar:
+    """Become what was given; what all have done together so far."""
     _, optimizer, replica, applier = parts
-    state = unpack(gift)
+    state = unpack(*gift)
     with torch.no_grad():
         for mine, its in zip(_values(parts), state["values"], strict=True):
             mine.copy_(its)
         for parameter, its in zip(replica.parameters, state["states"], strict=True):
-            if its:
-                optimizer.state[parameter] = {
-                    name: value.to(parameter.device) if name in _on_device(its) else value
-                    for name, value in its.items()
-                }
-            else:
-                optimizer.state.pop(parameter, None)
+            _take_state(optimizer, parameter, its)
         for group, its in zip(optimizer.param_groups, state["groups"], strict=True):
             for name, value in its.items():
                 if isinstance(old := group.get(name), Tensor):  # others may hold it
                     old.copy_(value)
                 else:
                     group[name] = value
+        if replica.shift is not None:
+            replica.shift.join(state["shift"])
     replica.round, replica.memory = state["round"], deepcopy(state["memory"])
     applier.load_state_dict(state["applied"])
+    applier.schedule.begin_own_steps()
+    applier.asked_to_end |= state["ends"]
     torch.manual_seed(state["seed"])
     random.seed(state["seed"])
-    return int(state["compared"])
+    return SoFar(*state["so_far"])
+
+
+def _take_state(optimizer: Optimizer, parameter: Tensor, its: dict[str, Any]) -> None:
+    """Have the optimizer remember the same of a parameter, in the tensors that are there."""
+    mine = optimizer.state.pop(parameter, {})
+    for name, value in its.items():
+        old = mine.get(name)
+        if isinstance(value, Tensor) and isinstance(old, Tensor) and old.shape == value.shape:
+            its[name] = old.copy_(value)  # rounds may average it
+        elif isinstance(value, Tensor):  # not a view of all that was given
+            device = parameter.device if name in _on_device(its) else value.device
+            its[name] = value.to(device, copy=True)
+    if its:
+        optimizer.state[parameter] = its
 
 
 def _on_device(state: dict[str, Any]) -> set[str]:
@@ -106,8 +151,25 @@ def _on_device(state: dict[str, Any]) -> set[str]:
 
 
 def _values(parts: Parts) -> list[Tensor]:
+    """All but what rounds move where workers have models of their own: see merges/shift.py."""
     model, _, replica, _ = parts
     every = [*model.parameters(), *replica.parameters, *model.buffers()]
+    moved = {id(each) for each in replica.tensors if replica.shift is not None}
+    return list({id(each): each for each in every if id(each) not in moved}.values())
+
+
+def _common(
+    parts: Parts, shift: dict[str, Any] | None, states: list[dict[str, Any]]
+) -> list[Tensor]:
+    """What is the same on all workers after the same round."""
+    model, _, replica, _ = parts
+    if shift is None:
+        known = [each for its in states for each in its.values() if isinstance(each, Tensor)]
+        every: list[Tensor] = [*model.parameters(), *replica.parameters, *known]
+    elif replica.shift is not None and replica.shift.common:
+        every = [each for tensors in shift.values() for each in tensors]
+    else:
+        every = []
     return list({id(each): each for each in every}.values())
 
 
@@ -116,69 +178,3 @@ def _seed(joiner: int) -> int:
     drawn = blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=7)
     drawn.update(str(joiner).encode())
     return int.from_bytes(drawn.digest(), "little")
-
-
-# --- bytes ----------------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and remembers them."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, it: object) -> int | None:
-        if not isinstance(it, Tensor):
-            return None
-        self.tensors.append(it.detach())
-        return len(self.tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> Tensor:
-        return self._tensors[number]
-
-
-def pack(state: Any) -> Tensor:
-    """Everything in one row of bytes: a plan, then the tensors' own."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(state)
-    kinds = [(each.dtype, tuple(each.shape)) for each in pickler.tensors]
-    plan = pickle.dumps((file.getvalue(), kinds))
-    places, end = [], _up(8 + len(plan))
-    for each in pickler.tensors:
-        places.append(end)
-        end = _up(end + each.nbytes)
-    row = torch.empty(end, dtype=torch.uint8)
-    start = torch.tensor([len(plan)]).view(torch.uint8)
-    row[:8], row[8 : 8 + len(plan)] = start, torch.frombuffer(bytearray(plan), dtype=torch.uint8)
-    for place, each in zip(places, pickler.tensors, strict=True):
-        if each.numel():
-            room = row[place : place + each.nbytes].view(each.dtype)
-            room.view(each.shape).copy_(each)
-    return row
-
-
-def unpack(row: Tensor) -> Any:
-    """What `pack` has packed; its tensors lie in the row."""
-    size = int(row[:8].view(torch.int64))
-    skeleton, kinds = pickle.loads(row[8 : 8 + size].numpy().tobytes())
-    tensors, place = [], _up(8 + size)
-    for dtype, shape in kinds:
-        numel = 1
-        for length in shape:
-            numel *= length
-        end = place + numel * dtype.itemsize
-        tensors.append(row[place:end].view(dtype).view(shape).clone())
-        place = _up(end)
-    return _Unpickler(io.BytesIO(skeleton), tensors).load()
-
-
-def _up(place: int) -> int:
-    return -(-place // _ALIGNED) * _ALIGNED

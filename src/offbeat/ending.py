@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import torch
 
@@ -18,8 +18,6 @@ _LEAST_S = 0.5
 _LEAST_SHARE = 0.1
 """Of a worker's time: to have waited less at the end is not worth a line."""
 _PORTING = "docs/porting.md"
-
-logger = logging.getLogger("offbeat")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,14 @@ class Goal:
             raise ValueError(f"rounds must be a whole number, got {self.rounds!r}")
 
 
-def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
+class Counted(Protocol):
+    """What has rounds; others, once it has joined again."""
+
+    _replica: Replica
+    _apply: Applier
+
+
+def steps(goal: Goal, dp: Counted) -> Iterator[int]:
     """Count this worker's steps until all have reached the goal.
 
     Rounds and samples are what all workers know alike, so all end with the same round. Clocks are
@@ -54,9 +59,9 @@ def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
     """
     rounds = math.inf if goal.rounds is None else goal.rounds
     samples = math.inf if goal.samples is None else goal.samples
-    ends_s = math.inf if goal.seconds is None else replica.world.now() + goal.seconds
-    engine = replica.engine
+    ends_s = math.inf if goal.seconds is None else dp._replica.world.now() + goal.seconds
     for step in count():
+        replica, applier, engine = dp._replica, dp._apply, dp._replica.engine
         enough = applier.samples >= samples
         if replica.round >= rounds or applier.asked_to_end or (enough and engine.known_share == 1):
             return
@@ -65,11 +70,11 @@ def steps(goal: Goal, replica: Replica, applier: Applier) -> Iterator[int]:
         yield step
 
 
-def note_join(world: World, channel: Channel, stats: Stats, took_s: float, served: int) -> None:
+def note_join(world: World, channel: Channel, stats: Stats, took_s: float, served: int) -> str:
     """Tell the others how long this worker has waited at the end, and hear it of them.
 
-    It has served so many of their steps meanwhile. Whoever has waited the longest says so, if it
-    is worth a line.
+    It has served so many of their steps meanwhile. Returns what whoever has waited the longest has
+    to say of it, if it is worth a line; on all others nothing.
     """
     mine = torch.tensor([stats.join_wait_s, took_s, float(stats.steps)], dtype=torch.float64)
     members = channel.members
@@ -79,13 +84,15 @@ def note_join(world: World, channel: Channel, stats: Stats, took_s: float, serve
     last, longest = waits.index(min(waits)), waits.index(max(waits))
     waited_s = waits[members.index(world.rank)]
     if waited_s == waits[last] or times[last] == waits[last]:  # who has just joined, and no more
-        return
+        return ""
     stats.waited_for = members[last]
     at_its_pace = (waited_s - waits[last]) * steps_made[last] / (times[last] - waits[last])
     left = min(round(at_its_pace), served)  # it may have been busy with something else
-    if members[longest] == world.rank and waited_s > max(_LEAST_S, _LEAST_SHARE * took_s) and left:
-        logger.warning(
-            "worker %d waited %.1f s at the end for worker %d, which had about %d steps left: "
-            "to use that time, deal the data (offbeat.Deal), or end by dp.until(...); see %s",
-            *(world.rank, waited_s, members[last], left, _PORTING),
-        )
+    little = waited_s <= max(_LEAST_S, _LEAST_SHARE * took_s)
+    if members[longest] != world.rank or little or not left:
+        return ""
+    return (
+        f"worker {world.rank} waited {waited_s:.1f} s at the end for worker {members[last]}, which "
+        f"had about {left} steps left: to use that time, deal the data (offbeat.Deal), or end by "
+        f"dp.until(...); see {_PORTING}"
+    )

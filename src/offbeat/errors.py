@@ -14,7 +14,8 @@
     │   ├── WorkerLostError               a worker is gone; names its rank
     │   │   ├── TooFewWorkersError        and so many that the run ends: see min_workers
     │   │   ├── EpochOver                 the same, where the others go on without it
-    │   │   └── NobodyToJoinError         all have ended whom a worker was started to join
+    │   │   ├── ExpelledError             they go on without this one, which was silent for long
+    │   │   └── NobodyToJoinError         all have ended whom a worker was to join
     │   ├── ClosedError                   a verb after the world, or its process group, was closed
     │   ├── StillAttachedError (RuntimeError)  destroy_process_group() before close()
     │   └── DeadlockError                 virtual time: nothing is left to wake
@@ -104,11 +105,15 @@ class WorldError(OffbeatError):
 
 
 class WorkerLostError(WorldError):
-    """A worker is gone: its process ended, or its code raised."""
+    """A worker is gone: its process ended, or its code raised.
 
-    def __init__(self, message: str, rank: int | None = None) -> None:
-        super().__init__(message, rank)
+    `raised` says that its own script is known to have raised something; the message says what.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, raised: bool = False) -> None:
+        super().__init__(message, rank, raised)
         self.rank = rank
+        self.raised = raised
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -127,8 +132,19 @@ class EpochOver(WorkerLostError):  # noqa: N818 - an event, not an error
     """
 
 
+class ExpelledError(WorkerLostError):
+    """The others have gone on without this worker, which was silent: it can join them again.
+
+    What is attached does so by itself, if its method can be joined; else it raises this. If they
+    have ended meanwhile, that is a `NobodyToJoinError`.
+    """
+
+
 class NobodyToJoinError(WorkerLostError):
-    """A worker was started to join others, and they have ended their training."""
+    """A worker is to join others, again or for the first time, and they have ended.
+
+    A process that does not catch it ends with its sentence, and without a traceback.
+    """
 
 
 class ClosedError(WorldError):

@@ -28,11 +28,17 @@ Follower = Callable[[nn.Module, Round], object]
 class Followers:
     """One attachment's followers."""
 
-    def __init__(self, model: nn.Module, replica: Replica) -> None:
+    _replica: Replica
+
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._replica = replica
         self._called: list[Follower] = []
         self._stand_in: tuple[nn.Module, list[Tensor | None]] | None = None
+
+    def follow(self, replica: Replica) -> None:
+        """Have those who follow hear of this replica's rounds from now on, not of another one's."""
+        self._replica, self._stand_in = replica, None
+        replica.engine.followed = bool(self._called)
 
     def add(self, follower: Follower) -> Callable[[], None]:
         """Have somebody follow; return how to end that."""

@@ -187,7 +187,7 @@ def graph_of(spec: Spec, size: int) -> Graph:
 
 def _check_doubly_stochastic(which: str, matrix: Tensor) -> None:
     if not matrix.isfinite().all() or matrix.min() < 0:
-        i, j = divmod(int(matrix.nan_to_num(-math.inf).argmin()), len(matrix))
+        i, j = divmod(int(matrix.nan_to_num(-math.inf, -math.inf).argmin()), len(matrix))
         raise ValueError(
             f"{which} has the weight {matrix[i, j]:g} in row {i}, column {j}: weights are 0 or more"
         )

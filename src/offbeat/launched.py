@@ -6,6 +6,7 @@
                          0 if the launcher itself was started with that
     OFFBEAT_WORKER=5     its id, which nobody else in this job has or had; at the start its rank
     OFFBEAT_JOIN=1       only to a worker that was started again: the job runs, join it
+    OFFBEAT_STANDBY=10.0.0.2:4711   on several nodes: where the standby of the job's store is
 
 A worker that was started again has the rank, the local rank (and so the device) and the
 TORCHELASTIC_RESTART_COUNT of the one that it stands in for, but an id of its own.
@@ -15,9 +16,15 @@ A worker tells the launcher, and who joins later, by keys of the job's store wit
     offbeat/survive      from now on the others go on when one is lost. Without this key the first
                          failure ends all. Better left there at the end of the training: who has
                          ended it must not be ended because another one dies in its last lines
+                         It is told to the standby first: a launcher may lose the store before it
+                         has looked for this key there
+    offbeat/moved        only in the standby: the workers have gone on with it
     offbeat/world        how often those who survive have attached by now
     offbeat/joined/5     worker 5, which was started again, is a member now. Who has not said so is
                          ended when nobody is left whom it could join.
+
+and by an exit code: one that was started again, and came when the others had ended, ends with
+TOO_LATE, which is no failure.
 """
 
 from __future__ import annotations
@@ -28,7 +35,10 @@ from typing import Any
 SURVIVE = "OFFBEAT_SURVIVE"
 WORKER = "OFFBEAT_WORKER"
 JOIN = "OFFBEAT_JOIN"
+STANDBY = "OFFBEAT_STANDBY"
+TOO_LATE = 79  # the first that sysexits.h leaves free
 SURVIVE_KEY = "offbeat/survive"
+MOVED_KEY = "offbeat/moved"
 _WORLD_KEY = "offbeat/world"
 
 
@@ -52,10 +62,21 @@ def worker_id() -> int:
     return int(os.environ.get(WORKER) or os.environ.get("RANK", "0"))
 
 
+def standby() -> tuple[str, int] | None:
+    """Host and port of the standby of the job's store, if there is one."""
+    host, _, port = os.environ.get(STANDBY, "").rpartition(":")
+    return (host, int(port)) if host else None
+
+
 def say_survives(store: Any, world: int = 1) -> None:
     """Tell the launcher that the others go on when a worker is lost; in the so manieth world."""
-    _root(store).set(_WORLD_KEY, str(world))
-    _root(store).set(SURVIVE_KEY, b"1")
+    _say(store, _WORLD_KEY, str(world))
+    _say(store, SURVIVE_KEY)
+
+
+def say_moved(store: Any) -> None:
+    """Tell the launchers that the workers have gone on with this store, the standby."""
+    _say(store, MOVED_KEY)
 
 
 def world_number(store: Any) -> int:
@@ -65,7 +86,14 @@ def world_number(store: Any) -> int:
 
 def say_joined(store: Any) -> None:
     """Tell the launcher that this worker, which was started again, is a member now."""
-    _root(store).set(joined_key(worker_id()), b"1")
+    _say(store, joined_key(worker_id()))
+
+
+def _say(store: Any, key: str, value: str = "1") -> None:
+    """Returns when it stands there. A `set` returns before, and who then looks may not see it."""
+    root = _root(store)
+    root.set(key, value)
+    root.check([key])  # answered over the same connection, so after it
 
 
 def _root(store: Any) -> Any:

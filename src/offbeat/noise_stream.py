@@ -76,6 +76,10 @@ class NoiseStream:
         if not self.state["sum"]:
             for name in ("sum", "mean"):
                 self.state[name] = [torch.zeros_like(each, dtype=_wide(each)) for each in flat]
+        elif self.state["sum"][0].device != flat[0].device:  # loaded, or given by another worker
+            for name in ("sum", "mean"):
+                pairs = zip(self.state[name], flat, strict=True)
+                self.state[name] = [held.to(each.device) for held, each in pairs]
         for total, each in zip(self.state["sum"], flat, strict=True):
             total.add_(each, alpha=samples)
         self.state["samples"].append(float(samples))

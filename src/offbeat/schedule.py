@@ -85,6 +85,10 @@ class Schedule:
                 break
             self._follow(self._followed + 1)
 
+    def begin_own_steps(self) -> None:
+        """This worker has made none: what was loaded is another one's, whose place it takes."""
+        self._ahead.begin()
+
     def end(self) -> None:
         """All have left, and every step is in a round: ticks are what they say, on all alike."""
         self.ticks = self.made // self._steps

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
-from typing import Any
 
+from offbeat.replica import Replica
 from offbeat.rounds import Round
 
 
-def begin(memory: dict[str, Any], size: int, share: int) -> None:
+def begin(replica: Replica, share: int) -> None:
     """Nothing is known of the speeds: everybody has the same share."""
-    memory["share"], memory["seconds"] = share, [0.0] * size
+    replica.own["share"], replica.memory["seconds"] = share, [0.0] * replica.world.size
 
 
-def follow(memory: dict[str, Any], rank: int, round: Round, share: int, keeps: float) -> None:
+def follow(replica: Replica, round: Round, share: int, keeps: float) -> None:
     """Draw this worker's next share from a round whose only note is what a micro-batch has taken.
 
     `share` is what a worker has on average; `keeps`, how much of the old speed stays.
     """
-    known: list[float] = memory["seconds"]
+    known: list[float] = replica.memory["seconds"]
     for each in round.ranks:
         (seconds,) = round.notes_by_rank[each]
         new = keeps * known[each] + (1 - keeps) * seconds
         known[each] = new if known[each] and seconds else seconds or known[each]
-    everyone = round.ranks
+    everyone, rank, own = round.ranks, replica.world.rank, replica.own
     if rank in everyone and all(known[each] for each in everyone):
         parts = shares(share * len(everyone), [1 / known[each] for each in everyone])
-        memory["share"] = parts[everyone.index(rank)]
-        memory["brings"] = sum(parts) / memory["share"]  # of all, for each own
+        own["share"] = parts[everyone.index(rank)]
+        own["brings"] = sum(parts) / own["share"]  # of all, for each own
 
 
 def shares(target: int, speeds: Sequence[float], slack: float = 0.25) -> list[int]:

@@ -52,7 +52,6 @@ class ABSSGD(Algorithm):
     delay: Literal[0, 1] = 1
     warm_up_rounds: int | Literal["noise"] = 0
     """Rounds without delay at first: a number, or until the noise scale exceeds the batch."""
-    joins: ClassVar[bool] = True
     removed: ClassVar[Mapping[str, str]] = {
         "trigger=slowest_batch": "it brought nothing; min_batch makes rounds larger",
         "trigger=timer": "it was slower than ready (docs/log.md); min_batch makes rounds larger",

@@ -9,6 +9,9 @@ number of workers (Mishchenko et al.: "Asynchronous SGD Beats Minibatch SGD Unde
 NeurIPS 2022, arXiv 2206.07638; Koloskova et al., arXiv 2206.08307; the rule as Ringmaster ASGD's
 authors have it as their baseline).
 
+Differs from the papers: no server, but tickets, an exchange from one worker to all, and verdicts
+that all come to by themselves. n is the number of workers that began, also when some have left.
+
 Do not use when some workers are much slower than others (`RingmasterASGD` leaves out what comes
 too late), or when workers have unlike data: those of the fast count more (`RingleaderASGD`,
 `RescaledASGD`).

@@ -34,7 +34,7 @@ from functools import partial
 from math import ceil
 from typing import Literal
 
-from offbeat.algorithm import Algorithm
+from offbeat.algorithm import Algorithm, is_count, is_number
 from offbeat.merges import Pull, Shift
 from offbeat.replica import Replica
 from offbeat.rounds import Quorum, Round, Rules
@@ -59,19 +59,17 @@ class DaSGD(Algorithm):
     def __post_init__(self) -> None:
         self.check_counts("steps")
         self.check_choices()
-        if self.delay != "auto":
-            whole = isinstance(self.delay, int) and not isinstance(self.delay, bool)
-            if not whole or not 1 <= self.delay <= self.steps:
-                raise ValueError(
-                    f'delay must be "auto" or between 1 and the {self.steps} steps of a round, '
-                    f"got {self.delay!r}"
-                )
+        if self.delay != "auto" and not (is_count(self.delay) and self.delay <= self.steps):
+            raise ValueError(
+                f'delay must be "auto" or between 1 and the {self.steps} steps of a round, '
+                f"got {self.delay!r}"
+            )
         if self.xi is not None and self.merge != "paper":
             raise ValueError(
                 f"xi is the paper's merge's, got xi={self.xi!r} with merge={self.merge!r}: write "
                 'merge="paper", or leave xi out'
             )
-        if not (isinstance(self._xi, int | float) and 0 <= self._xi < 1):
+        if not (is_number(self._xi) and 0 <= self._xi < 1):
             raise ValueError(f"xi must be at least 0 and below 1, got {self.xi!r}")
 
     @property
@@ -86,26 +84,27 @@ class DaSGD(Algorithm):
         merge = partial(Pull, share=self._xi) if self.merge == "paper" else Shift
         replica.open(rules, notes=1, moves=lambda pile: pile.batch_per_step, merge=merge)
         delay = self.steps if self.delay == "auto" else self.delay
-        replica.memory.update(delay=delay, lag_s=0.0, lags_s=[])
+        replica.own.update(delay=delay, lag_s=0.0)
+        replica.memory["lags_s"] = []
 
     def step(self, replica: Replica) -> Iterator[Round]:
         yield replica.own_step()
-        replica.contribute(arrive=False, notes=(replica.memory["lag_s"],))
+        replica.contribute(arrive=False, notes=(replica.own["lag_s"],))
         if not replica.under_way:  # rounds of the others, if there are any
             yield from self.rounds(replica, replica.newest())
-        elif replica.piled >= replica.memory["delay"]:
+        elif replica.piled >= replica.own["delay"]:
             step_s = replica.seconds
             yield from self.rounds(replica, replica.results())
             if self.delay == "auto" and step_s and replica.memory["lags_s"]:
                 hides = ceil(max(replica.memory["lags_s"]) / step_s - 1e-6)
-                replica.memory["delay"] = min(max(hides, 1), self.steps)
+                replica.own["delay"] = min(max(hides, 1), self.steps)
         if replica.piled >= self.steps:
             replica.arrive()
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
             if replica.world.rank in each.ranks:
-                replica.memory["lag_s"] = each.ended_s - replica.gave_s
+                replica.own["lag_s"] = each.ended_s - replica.gave_s
             if told := [notes[0] for notes in each.notes_by_rank if notes and notes[0]]:
                 replica.memory["lags_s"] = [*replica.memory["lags_s"], min(told)][-_REMEMBERED:]
             yield each

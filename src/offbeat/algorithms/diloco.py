@@ -21,7 +21,9 @@ Differs from the papers: all o steps of an overlap stay, and count once; the pap
 models, which loses a part of them and of the outer step. Moves are measured from the base that all
 share and weigh by the samples of a step. Decoupled DiLoCo's weights, times the samples of the move,
 count a worker's speed twice, but where all moves have H steps, as here, they are the same: so they
-are no setting. Its direction-averaging (RDA) settles at a geometric median, and is not here. No
+are no setting. Its direction-averaging (RDA) is `average="directions"`, here of all parameters,
+embeddings too. With data that differ between workers it settles at a geometric median of where they
+pull, not at the mean, and where moves cancel out, it is as long as they are: let the rate decay. No
 syncer: every worker has the outer state. With a quorum a round is divided by the weight of all in
 their loops, not only of those that came, and the fragments are drawn in a new order in every turn,
 so that a worker of half the speed does not bring the same ones for ever. Fragments are runs of
@@ -37,11 +39,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
-from offbeat.algorithm import Algorithm, check_grace
+from offbeat.algorithm import Algorithm, check_grace, is_count, is_number
 from offbeat.merges import Outer
 from offbeat.replica import Replica
-from offbeat.rounds import Quorum, Round, Rules
+from offbeat.rounds import Directions, MakeExchange, Quorum, Round, Rules, SumOverAll
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,21 @@ class DiLoCo(Algorithm):
     """Who must have come for a merge to start."""
     grace_s: float = 0.0
     """How long it waits for more, then."""
+    average: Literal["moves", "directions"] = "moves"
+    """What is averaged: moves; or, of each parameter, their directions and their lengths apart."""
 
     def __post_init__(self) -> None:
+        self.check_choices()
         self.check_counts("steps", "fragments")
-        if not (isinstance(self.lr, int | float) and 0 < self.lr < float("inf")):
+        if not (is_number(self.lr) and 0 < self.lr < float("inf")):
             raise ValueError(f"the outer lr must be above 0, got {self.lr!r}")
-        if not (isinstance(self.momentum, int | float) and 0 <= self.momentum < 1):
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
         if self.steps % self.fragments:
             raise ValueError(
                 f"fragments must divide the {self.steps} steps of a round, got {self.fragments}"
             )
-        if not isinstance(self.overlap, int) or not 0 <= self.overlap <= self._period:
+        if not is_count(self.overlap, least=0) or self.overlap > self._period:
             raise ValueError(
                 f"overlap must be between 0 and {self._period}, the steps from one launch to the "
                 f"next, got {self.overlap!r}"
@@ -94,7 +100,10 @@ class DiLoCo(Algorithm):
                 divisor="moves",
             )
         merge = partial(Outer, lr=self.lr, momentum=self.momentum)
-        replica.open(rules, moves=lambda pile: pile.batch_per_step, merge=merge)
+        exchange: MakeExchange = SumOverAll
+        if self.average == "directions" and replica.world.size > 1:
+            exchange = partial(SumOverAll, launches=Directions)
+        replica.open(rules, moves=lambda pile: pile.batch_per_step, merge=merge, exchange=exchange)
 
     def step(self, replica: Replica) -> Iterator[Round]:
         yield replica.own_step()

@@ -10,6 +10,10 @@ Distributed Non-Convex Optimization", ICML 2019, arXiv 1905.03817. A baseline.
 
 It is `DPSGD` with an optimizer that has momentum, under the name by which papers compare with it.
 
+Differs from the paper: mixes after every step, not every few, and after the step, not beside it. A
+momentum is each worker's own, and does not travel; any optimizer that has one will do. A worker
+that is away or has left goes on mixing, without a step.
+
 Do not use when workers have unlike data: the fixed point is that of D-PSGD with lr / (1 - beta), so
 its bias is up to 1 / (1 - beta)^2 times as large. `DecentLaM` does not have that factor.
 """

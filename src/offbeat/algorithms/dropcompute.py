@@ -76,27 +76,27 @@ class DropCompute(Algorithm):
             Rules("all", lockstep=True, uneven=True), notes=self._width if automatic else 0
         )
         replica.memory.update(threshold_s=inf if automatic else self.threshold_s)
-        replica.memory.update(clock=[], before=(), window=[], dropped_share=0.0, counted=0)
+        replica.memory.update(window=[], dropped_share=0.0, counted=0)
+        replica.own.update(clock=[], before=())
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        memory = replica.memory
-        clock: list[float] = memory["clock"]
+        own, clock = replica.own, replica.own["clock"]
         clock.append(replica.world.now() - replica.round_began)
-        stops = len(clock) >= self.micro_batches or clock[-1] > memory["threshold_s"]
-        replica.contribute(arrive=stops, notes=memory["before"])
+        stops = len(clock) >= self.micro_batches or clock[-1] > replica.memory["threshold_s"]
+        replica.contribute(arrive=stops, notes=own["before"])
         yield from self.rounds(replica, self._counted(replica, replica.results()))
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
-            memory, began = replica.memory, replica.round_began
+            own, began = replica.own, replica.round_began
             if self.normalise == "constant" and each.micro_batches:
                 planned = len(each.ranks) * self.micro_batches
                 ratio = max(planned / each.micro_batches, 1.0)
                 each = replace(each, divisor=each.divisor * ratio)
             yield each
             # How the round went, everyone tells with the next one.
-            memory["before"] = (replica.round_began - began, *memory["clock"])[: self._width]
-            memory["clock"].clear()
+            own["before"] = (replica.round_began - began, *own["clock"])[: self._width]
+            own["clock"].clear()
             if self.threshold_s == "auto":
                 self._choose(replica, each)
 

@@ -52,7 +52,6 @@ class EagerSGD(Algorithm):
     every gradient is one round late."""
     lateness: Literal["version", "step"] = "version"
     """What makes a gradient late: a round since its parameters, or one of its step's number."""
-    joins: ClassVar[bool] = True
     removed: ClassVar[Mapping[str, str]] = {
         "replicas": "drifting ones lost accuracy (docs/log.md); replicas are always identical",
         "synchronise_rounds": "replicas are always identical",

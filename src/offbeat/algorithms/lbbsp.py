@@ -44,15 +44,14 @@ class LBBSP(Algorithm):
 
     def start(self, replica: Replica) -> None:
         replica.open(Rules("all", lockstep=True, uneven=True), notes=1)
-        shares.begin(replica.memory, replica.world.size, self.micro_batches)
+        shares.begin(replica, self.micro_batches)
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        comes = replica.piled + 1 >= replica.memory["share"]
+        comes = replica.piled + 1 >= replica.own["share"]
         replica.contribute(arrive=comes, notes=(replica.seconds,))
         yield from self.rounds(replica, replica.results())
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
-            rank, share = replica.world.rank, self.micro_batches
-            shares.follow(replica.memory, rank, each, share, self.memory)
+            shares.follow(replica, each, self.micro_batches, self.memory)
             yield each

@@ -49,16 +49,16 @@ class LocalSGD(Algorithm):
         by_speed = self.shares == "speed"
         rules = Rules("all", lockstep=True, uneven=by_speed, divisor="moves")
         replica.open(rules, notes=int(by_speed), moves=lambda pile: pile.batch_per_step)
-        shares.begin(replica.memory, replica.world.size, self.steps)
+        shares.begin(replica, self.steps)
 
     def step(self, replica: Replica) -> Iterator[Round]:
         yield replica.own_step()
-        comes = replica.piled + 1 >= replica.memory["share"]
+        comes = replica.piled + 1 >= replica.own["share"]
         replica.contribute(arrive=comes, notes=(replica.seconds,))
         yield from self.rounds(replica, replica.results())
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
             if self.shares == "speed":
-                shares.follow(replica.memory, replica.world.rank, each, self.steps, _MEMORY)
+                shares.follow(replica, each, self.steps, _MEMORY)
             yield each

@@ -67,7 +67,7 @@ class MSyncSGD(Algorithm):
         yield from replica.results()
 
     def _first(self, size: int) -> int | float:
-        if isinstance(self.m, str) and self.m != "auto":
+        if isinstance(self.m, str | bool) and self.m != "auto":
             raise ValueError(f'm must be a number, a fraction or "auto", got {self.m!r}')
         return size if self.m == "auto" else self.m  # see everyone before judging anyone
 

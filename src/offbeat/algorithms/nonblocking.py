@@ -53,16 +53,16 @@ class NonblockingSGD(Algorithm):
         replica.open(
             Rules("solo", at_boundary=not banks, max_staleness_rounds=1 if banks else None)
         )
-        replica.memory["finished"] = 0
+        replica.own["finished"] = 0
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        replica.memory["finished"] += 1
-        replica.contribute(arrive=replica.memory["finished"] >= self.micro_batches)
+        replica.own["finished"] += 1
+        replica.contribute(arrive=replica.own["finished"] >= self.micro_batches)
         if replica.called:
             replica.hand_over()
         yield from self.rounds(replica, replica.results())
 
     def rounds(self, replica: Replica, rounds: Iterator[Round]) -> Iterator[Round]:
         for each in rounds:
-            replica.memory["finished"] = 0
+            replica.own["finished"] = 0
             yield each

@@ -48,7 +48,6 @@ class InTurn(Judge):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._active = set(range(size))  # who has not left
         self._lacking = set(range(size))  # who is not in the sum yet
         self._waiting: set[int] = set()  # who has not been sent on yet
         self._inside: set[int] = set()  # who is in the sum
@@ -61,7 +60,7 @@ class InTurn(Judge):
             self._inside.add(worker)
             if self._lacking:
                 return Verdict(fresh=False)
-            self._waiting = set(self._active)
+            self._waiting = self._active
         elif worker not in self._waiting:
             self._next.add(worker)
             return Verdict(into=1, fresh=False)
@@ -72,13 +71,13 @@ class InTurn(Judge):
         """Go on without it: what it has brought stays in its round."""
         verdicts: list[Verdict] = []
         was_last = self._waiting == {worker}
-        for those in (self._active, self._lacking, self._waiting):
+        for those in (self._lacking, self._waiting):
             those.discard(worker)
         if was_last:
             self._begin_round()
             verdicts.append(Verdict(into=None, then="next"))
         if self._inside and not self._lacking and not self._waiting:
-            self._waiting = set(self._active)
+            self._waiting = self._active
             verdicts.append(self._updated())
         return verdicts
 
@@ -89,6 +88,10 @@ class InTurn(Judge):
             return Verdict(update=True, divisor=divisor, then="keep")
         self._begin_round()
         return Verdict(update=True, divisor=divisor, then="next")
+
+    @property
+    def _active(self) -> set[int]:
+        return set(range(self.size)) - self.left
 
     def _begin_round(self) -> None:
         """With what was brought for it already."""

@@ -30,6 +30,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from offbeat.algorithm import is_count
 from offbeat.asynchronous import Asynchronous, Useful, at_once, if_longer
 from offbeat.rounds import DROPPED, Expiry, GivesUp, Judge, Ticket, Verdict, Watches
 from offbeat.theory import optimal_time
@@ -69,7 +70,7 @@ class RingmasterASGD(Asynchronous):
 
 
 def _is_limit(value: object) -> bool:
-    return value == math.inf or (isinstance(value, int) and value >= 1)
+    return value == math.inf or is_count(value)
 
 
 class NotTooLate(Judge):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from offbeat.algorithm import Algorithm
 from offbeat.replica import Replica
@@ -34,7 +33,6 @@ class SyncSGD(Algorithm):
     """Micro-batches of each worker in one round (gradient accumulation)."""
     overlap: bool = True
     """Reduce gradients while the last backward pass of a round still runs."""
-    joins: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.check_counts("micro_batches")

@@ -25,6 +25,11 @@ from offbeat.errors import ClusterError
 from offbeat.lab.simulate import simulate as run_script
 from offbeat.records import RecordsFile
 
+_WHICH_CLUSTER = (
+    "offbeat simulate needs --cluster: one of those that `offbeat clusters` lists, such as "
+    "--cluster two-slow-of-eight, or a cluster file of yours (docs/clusters.md)"
+)
+
 app = typer.Typer(
     name="offbeat",
     help="Data-parallel training that does not wait for the slowest worker.",
@@ -74,13 +79,14 @@ def simulate(
         Path, typer.Argument(metavar="SCRIPT", help="Your training script.", show_default=False)
     ],
     cluster: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="The cluster to run on: a TOML file, or a name from [bold]offbeat clusters[/].",
+            help="Which cluster to run on: a TOML file, or a name from [bold]offbeat clusters[/]. "
+            "It must be said.",
             show_default=False,
         ),
-    ],
+    ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -108,6 +114,8 @@ def simulate(
     """
     if not script.is_file():
         raise _refuse(f"{script}: there is no such script; give the path of a Python file")
+    if cluster is None:
+        raise _refuse(_WHICH_CLUSTER)
     chosen = _load(cluster)
     if workers is not None:
         try:

@@ -12,14 +12,12 @@ import typer
 from rich.console import Console
 
 from offbeat import report as reports
-from offbeat.cli.race import FAILED, INTERRUPTED, WRONG, cores
+from offbeat.cli.shared import FAILED, INTERRUPTED, WRONG, Jobs, cores, tables
 from offbeat.errors import OffbeatError
 from offbeat.lab import progress, verdict
 from offbeat.lab.campaign import PROCESSES, Campaign, check_engine
 from offbeat.lab.campaign_file import Settings
 from offbeat.lab.results_file import ResultsFile
-
-_WIDE = 100
 
 
 def campaign(
@@ -32,10 +30,7 @@ def campaign(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs at a time; as many as there are cores.", show_default=False),
-    ] = None,
+    jobs: Jobs = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -92,9 +87,7 @@ def _run(chosen: Campaign, opened: ResultsFile, jobs: int, engine: str) -> int:
 
 def _show(chosen: Campaign) -> None:
     """A table and a sentence for every race, as far as it has come."""
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=_WIDE)
+    out = tables()
     for number, race in enumerate(chosen.races):
         lines, results = chosen.lines(number)
         if results:

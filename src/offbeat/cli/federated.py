@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from offbeat.cli.race import FAILED, INTERRUPTED, WIDE, WRONG, World, cores
+from offbeat.cli.shared import FAILED, INTERRUPTED, WRONG, Jobs, Page, World, cores, tables
 from offbeat.errors import OffbeatError
 from offbeat.lab import federation, progress
 from offbeat.lab.federation import Comparison, Result
@@ -77,12 +76,7 @@ def federated(
     secure: Annotated[
         bool, typer.Option("--secure", help="Mask what clients give to sums between tasks.")
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Virtual runs at a time; as many as there are cores.", show_default=False
-        ),
-    ] = None,
+    jobs: Jobs = None,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -92,9 +86,7 @@ def federated(
             show_default=False,
         ),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page to look at there.")
-    ] = None,
+    report: Page = None,
 ) -> None:
     """Compare methods against forgetting: clients whose tasks bring new classes.
 
@@ -177,9 +169,7 @@ def _show(chosen: Comparison, done: list[Line], page: WholeFile | None) -> int:
     for each in results:
         if each.error is not None:
             typer.echo(f"\n{each.label}, seed {each.seed}, failed:\n{each.error}", err=True)
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=WIDE)
+    out = tables()
     compared = federation.rows(results)
     out.print("", federation.table(compared, chosen.tasks, chosen.unit), sep="\n")
     out.print(f"\n{federation.sentence(compared, len(chosen.seeds))}")

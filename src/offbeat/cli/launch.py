@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +15,7 @@ from offbeat.launch.launcher import launch as run
 from offbeat.launch.logs import Choice, LogChoices
 from offbeat.launch.plan import JOIN_S, Plan, command, node_count, worker_count
 
-WRONG = 2
+WRONG, SIGNALLED = 2, 128
 
 
 def _spelled(flag: str) -> str:
@@ -185,6 +187,10 @@ def launch(
     except LaunchError as error:
         typer.echo(f"offbeat launch: {error}", err=True)
         raise typer.Exit(WRONG) from None
+    if status > SIGNALLED:  # somebody waits for the prompt, and torch takes seconds to go
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     raise typer.Exit(status)
 
 

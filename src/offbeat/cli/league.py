@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.race import WIDE
+from offbeat.cli.shared import WRONG, Page, tables
 from offbeat.errors import ReportError
 from offbeat.lab import league as leagues
 from offbeat.lab.league.words import sentences
@@ -25,9 +24,7 @@ def league(
             show_default=False,
         ),
     ],
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page to look at there.")
-    ] = None,
+    report: Page = None,
 ) -> None:
     """Compare algorithms over all races of campaigns.
 
@@ -42,11 +39,9 @@ def league(
             leagues.page.write(found, figures, report)
     except ReportError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(WRONG) from None
     over_all = figures.overall
-    out = Console(highlight=False, markup=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, markup=False, width=WIDE)
+    out = tables(markup=False)
     out.print(_table(over_all))
     for text in sentences(found, over_all):
         out.print(f"\n{text}")

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 import offbeat
 from offbeat import report as reports
+from offbeat.cli.shared import (
+    FAILED,
+    INTERRUPTED,
+    NOT_REACHED,
+    WRONG,
+    Jobs,
+    Page,
+    World,
+    cores,
+    tables,
+)
 from offbeat.errors import OffbeatError
 from offbeat.lab import progress, tuning, verdict
 from offbeat.lab.contestants import algorithms as known_algorithms
@@ -26,14 +34,6 @@ from offbeat.lab.results import Standings
 from offbeat.lab.tasks import TASKS
 from offbeat.records import Line
 from offbeat.report.files import WholeFile
-
-WIDE = 100  # of a table that goes into a file
-FAILED, WRONG, NOT_REACHED, INTERRUPTED = 1, 2, 3, 130
-
-
-class World(StrEnum):
-    virtual = "virtual"
-    real = "real"
 
 
 def race(
@@ -101,12 +101,7 @@ def race(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Virtual runs at a time; as many as there are cores.", show_default=False
-        ),
-    ] = None,
+    jobs: Jobs = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Resize the cluster to so many workers.", show_default=False),
@@ -114,9 +109,7 @@ def race(
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures there.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page to look at there.")
-    ] = None,
+    report: Page = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write there everything that happened, line by line."),
@@ -191,13 +184,6 @@ class _Outputs:
             output.discard()
 
 
-def cores() -> int:
-    """Those that this process may use, where the system says so."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _run(chosen: Race, outputs: _Outputs, command: str, jobs: int) -> int:
     for note in chosen.notes():
         typer.echo(note, err=True)
@@ -221,9 +207,7 @@ def _show(standings: Standings, text: str) -> None:
     for result in standings.results:
         if result.error is not None:
             typer.echo(f"\n{result.label}, seed {result.seed}, failed:\n{result.error}", err=True)
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=WIDE)
+    out = tables()
     if standings.interrupted:
         typer.echo("Interrupted: this is what was measured until then.", err=True)
     if standings.stopped:

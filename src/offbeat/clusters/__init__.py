@@ -7,7 +7,7 @@ micro-batch costs on a worker (`Cluster.device`), what a message or a collective
     model.py    Cluster: the file as a whole, loading, resizing, describing
     device.py   what a micro-batch costs on one worker
     noise.py    what makes the same micro-batch take longer now and then
-    events.py   scripted changes: slow, crash, leave, join
+    events.py   scripted changes: slow, crash, leave, join, freeze
     network.py  what communication costs
     sharing.py  what each of several transfers gets of a link
     overhead.py what the host costs beyond both

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from offbeat.clusters import draws
 from offbeat.clusters.device import Compute, Device
-from offbeat.clusters.events import Crash, Event, Join, Leave, Slow
+from offbeat.clusters.events import Crash, Event, Freeze, Join, Leave, Slow, check_presence
 from offbeat.clusters.network import Network
 from offbeat.clusters.noise import REPLACES, AnyNoise, Effect, Place, RandomDelay, Spells
 from offbeat.clusters.overhead import Overhead
@@ -177,6 +177,11 @@ class Cluster(Table):
         """Say when a worker joins, if it is not there from the start."""
         return self._moments.get((Join, rank))
 
+    def freezes(self, rank: int) -> list[tuple[float, float]]:
+        """Say when a worker freezes, and for how many seconds."""
+        its = (event for event in self.events if isinstance(event, Freeze) and event.worker == rank)
+        return sorted((event.at_s, event.for_s) for event in its)
+
     @cached_property
     def speeds(self) -> tuple[float, ...]:
         """The speed of every worker."""
@@ -212,7 +217,7 @@ class Cluster(Table):
         return {
             (type(event), event.worker): event.at_s
             for event in self.events
-            if not isinstance(event, Slow)
+            if isinstance(event, Crash | Leave | Join)
         }
 
     @cached_property
@@ -256,7 +261,7 @@ class Cluster(Table):
                     f"{where} names worker {worker}, but the workers are 0 to {self.workers - 1}"
                 )
         self._check_noise()
-        self._check_presence()
+        check_presence(self.events, self.workers)
         return self
 
     def _named_workers(self) -> Iterator[tuple[str, int]]:
@@ -302,29 +307,6 @@ class Cluster(Table):
         )
         if self.compute.is_free and len(replaced) < self.workers:
             raise ValueError("compute costs nothing: give compute.step_s, sample_s or length")
-
-    def _check_presence(self) -> None:
-        seen: dict[tuple[bool, int], tuple[int, str, float]] = {}
-        for number, event in enumerate(self.events):
-            if isinstance(event, Slow):
-                continue
-            slot = (isinstance(event, Join), event.worker)
-            if slot in seen:
-                first, kind, at_s = seen[slot]
-                raise ValueError(
-                    f"event[{number}].worker: worker {event.worker} cannot {event.kind} at "
-                    f"{event.at_s:g} s, event[{first}] lets it {kind} at {at_s:g} s already"
-                )
-            seen[slot] = (number, event.kind, event.at_s)
-        for (joins, worker), (number, kind, at_s) in seen.items():
-            if not joins and (True, worker) in seen and seen[True, worker][2] >= at_s:
-                raise ValueError(
-                    f"event[{number}].at_s: worker {worker} cannot {kind} at {at_s:g} s, "
-                    f"it joins at {seen[True, worker][2]:g} s"
-                )
-        late = sum(at_s > 0 for (joins, _), (_, _, at_s) in seen.items() if joins)
-        if late == self.workers:
-            raise ValueError("event: all workers join later; one must be there from the start")
 
 
 def _not_found(wanted: str) -> str:

@@ -21,6 +21,10 @@ Sum = Iterator[Work]
 """A tensor on its way to the sum over the channel's members, in place, the same bits on each."""
 
 
+OWN = ("left_out", "owned")
+"""What of a coder's state is its worker's alone: residuals of error feedback."""
+
+
 class Codec(ABC):
     """Settings of one codec; frozen, and equal on all workers."""
 
@@ -54,7 +58,7 @@ class Coder(ABC):
         """The parts of a flat tensor, each to be summed; nothing is under way yet.
 
         `place` names the tensor: it is the same in every round. `brings` says whether this worker
-        gives anything but zeros. All sums of a round have as many stages as each other.
+        gives anything but zeros. A sum has the same stages on all workers.
         """
 
     def ended(self, channel: Channel, exchange_s: float) -> None:
@@ -76,3 +80,12 @@ class Coder(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
         self.rounds = state["rounds"]
+
+    @staticmethod
+    def of_all(state: dict[str, Any]) -> dict[str, Any]:
+        """The part of a state that is the same on all workers: another one can go on with it."""
+        return {
+            name: Coder.of_all(value) if name == "coder" else value
+            for name, value in state.items()
+            if name not in OWN
+        }

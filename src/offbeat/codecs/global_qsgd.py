@@ -18,6 +18,11 @@ beyond 127 becomes 127. So the mean of such a number is off by 0.25 %; all other
 average. Any number of workers, not only powers of two: the tree is no matter of messages. All zeros
 stay zeros.
 
+With a `margin` the scale is foretold: so many times the largest number of the round before. A
+worker's largest number goes along with its codes, so after the all-to-all all know the same M, and
+whether the scale held. If a number was beyond it, or all were far below, the codes go once more,
+with M itself. So a round that it held for has a message less, and its codes need not wait for M.
+
 Do not use when there are many workers: the standard kind has 127/P levels, so its error grows with
 them. `Int8` has no such limit, sends as many bytes, and is more exact for any number.
 """
@@ -27,7 +32,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,12 +41,14 @@ from offbeat.clusters import draws
 from offbeat.codecs.base import Codec, Coder, Sum
 from offbeat.codecs.cuts import Cut
 from offbeat.codecs.integers import pack, unpack
-from offbeat.codecs.two_shot import Sliced, peaks
+from offbeat.codecs.two_shot import Key, Sliced, peaks
 from offbeat.worlds.base import Channel
 
 Kind = Literal["standard", "exponential"]
 _SEED = 230518627
 _LEAST = 1e-30
+_COARSE = 4
+"""A foretold scale is too large if the largest number has become so many times smaller."""
 _WIRE = {8: torch.int8, 16: torch.int16}
 
 
@@ -53,6 +60,9 @@ class GlobalQSGD(Codec):
     bits: int = 8
     """Of a code, between 2 and 16. On the wire it takes 4, 8 or 16."""
     seed: int = 0
+    margin: float | None = None
+    """The scale is taken to be so many times the largest number of the round before, which saves a
+    round trip; the error grows with it. None: all agree on the scale in every round."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -67,6 +77,10 @@ class GlobalQSGD(Codec):
                 f"bits must be between 2 and 8 for exponential levels, got {self.bits}: "
                 "8 bits reach down to 2^-127 already"
             )
+        if self.margin is not None and not (
+            type(self.margin) in (int, float) and 1 <= self.margin < math.inf
+        ):
+            raise ValueError(f"margin must be a number of at least 1, or None, got {self.margin!r}")
 
     def check(self, size: int) -> None:
         most, least = 2 ** (self.bits - 1) - 1, headroom(size) + 1
@@ -78,7 +92,7 @@ class GlobalQSGD(Codec):
 
     def coder(self, size: int, rank: int) -> Coder:
         kind = Standard if self.kind == "standard" else Exponential
-        return kind(size, rank, self.bits, self.seed)
+        return kind(size, rank, self.bits, self.seed, self.margin)
 
 
 def headroom(size: int) -> int:
@@ -89,8 +103,14 @@ def headroom(size: int) -> int:
 class SharedScale(Sliced):
     """One worker's codes, all with the same scale; as whole numbers, in float32."""
 
-    def __init__(self, size: int, rank: int, bits: int, seed: int) -> None:
+    def __init__(
+        self, size: int, rank: int, bits: int, seed: int, margin: float | None = None
+    ) -> None:
         super().__init__(size, rank)
+        self._margin = margin
+        self.sent_again = 0
+        """How often what was foretold did not hold: chunks of all rounds."""
+        self._peaks: dict[Key, float] = {}  # the largest number of the latest round, of all workers
         self._wire_bits = 4 if bits <= 4 else 8 if bits <= 8 else 16
         self._most = 2 ** (bits - 1) - 1
         self._seed = seed
@@ -104,20 +124,50 @@ class SharedScale(Sliced):
         brings: bool,
         not_before: float | None,
     ) -> Sum:
-        numbers = cut.of(tensor)
-        peak = peaks(numbers).amax().view(1)
-        yield channel.all_reduce(peak, "max", not_before)
-        peak.clamp_(min=_LEAST)
+        key, numbers = (place, cut.first), cut.of(tensor)
+        own = peaks(numbers).amax().view(1)
+        peak = self._foretold(key, own)
+        if peak is None:
+            yield channel.all_reduce(peak := own.clone(), "max", not_before)
+            not_before = None
         stream = draws.key(_SEED, self._seed, self.rank, self.rounds, place, cut.first)
         random = torch.Generator(tensor.device).manual_seed(stream >> 1)
-        rows, received = self._room((place, cut.first), cut, tensor)
-        self._write(self.codes(numbers, peak, random), rows)
-        yield channel.all_to_all(rows, received)
+        rows, received = self._room(key, cut, tensor)
+        self._give(numbers, own, peak, random, rows)
+        yield channel.all_to_all(rows, received, not_before)
+        if self._margin is not None and (true := self._true(key, peak, received, own)) is not None:
+            self.sent_again += 1
+            self._give(numbers, own, peak := true, random, rows)
+            yield channel.all_to_all(rows, received)
         mine = torch.empty_like(received[0])
         self._write(self.added(self._read(received, cut), random), mine.unsqueeze(0))
         yield channel.all_gather(mine, rows)
         numbers.copy_(self.numbers(self._read(rows, cut), peak))
         cut.put(numbers, tensor)
+
+    def _give(
+        self, numbers: Tensor, own: Tensor, peak: Tensor, random: torch.Generator, rows: Tensor
+    ) -> None:
+        """Make bytes of what this worker gives, and of its largest number, if that goes along."""
+        self._write(self.codes(numbers, peak.clamp_(min=_LEAST), random), rows)
+        if self._margin is not None:
+            rows[:, -own.itemsize :].view(own.dtype).copy_(own)
+
+    def _foretold(self, key: Key, like: Tensor) -> Tensor | None:
+        """The scale, if the round before tells it."""
+        if self._margin is None or key not in self._peaks:
+            return None
+        return torch.full_like(like, self._margin * self._peaks[key])
+
+    def _true(self, key: Key, peak: Tensor, received: Tensor, like: Tensor) -> Tensor | None:
+        """The scale that codes must have, if it is another one: the same for all workers."""
+        assert self._margin is not None
+        largest = received[:, -like.itemsize :].view(like.dtype).max().view(1)
+        found, had = largest.item(), peak.item()
+        if not 0.0 < found < math.inf:  # all zeros, or a round that nobody applies
+            return None
+        self._peaks[key] = found
+        return None if found <= had <= _COARSE * self._margin * found else largest
 
     @abstractmethod
     def codes(self, numbers: Tensor, peak: Tensor, random: torch.Generator) -> Tensor:
@@ -132,20 +182,34 @@ class SharedScale(Sliced):
         """What codes stand for."""
 
     def row_bytes(self, cut: Cut, dtype: torch.dtype) -> int:
-        return cut.slice * self._wire_bits // 8
+        return cut.slice * self._wire_bits // 8 + dtype.itemsize * (self._margin is not None)
 
     def _write(self, codes: Tensor, rows: Tensor) -> None:
+        rows = rows[:, : codes[0].numel() * self._wire_bits // 8]
         if self._wire_bits == 4:
             pack(codes.add(8), rows)
         else:
             rows.view(_WIRE[self._wire_bits]).view(codes.shape).copy_(codes)
 
     def _read(self, rows: Tensor, cut: Cut) -> Tensor:
+        rows = rows[:, : cut.slice * self._wire_bits // 8]
         codes = torch.empty((len(rows), cut.blocks, cut.block), device=rows.device)
         if self._wire_bits == 4:
             unpack(rows, codes)
             return codes.sub_(8)
         return codes.copy_(rows.view(_WIRE[self._wire_bits]).view(codes.shape))
+
+    def regroup(self, size: int) -> None:
+        """Forget what was foretold: who was lost, or has missed a round, knew of another one."""
+        super().regroup(size)
+        self._peaks.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "peaks": dict(self._peaks)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._peaks = dict(state["peaks"])
 
 
 class Standard(SharedScale):

@@ -172,12 +172,14 @@ class Integers(TwoShot):
             **super().state_dict(),
             "left_out": {place: each.clone() for place, each in self._left_out.items()},
             "owned": {key: each.clone() for key, each in self._owned.items()},
+            "size": self.size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._left_out = {place: each.clone() for place, each in state["left_out"].items()}
-        self._owned = {key: each.clone() for key, each in state["owned"].items()}
+        self._left_out = {place: each.clone() for place, each in state.get("left_out", {}).items()}
+        owned = state.get("owned", {}) if state["size"] == self.size else {}  # else other slices
+        self._owned = {key: each.clone() for key, each in owned.items()}
 
 
 def pack(codes: Tensor, into: Tensor) -> None:

@@ -2,10 +2,10 @@
 
 Every worker leaves a trail of what it is dealt (trail.py), and rounds carry the *marks* of those
 who give to them: which of its turns a worker is in, and how many batches of that are in what it has
-given so far. When a worker is lost, nobody is dealt anything for a moment. All tell what they hold.
-One of them reads the trails of the lost, works out what is left (settling.py) and tells all. They
-go on from that with a new counter: what the lost one may still have asked of the old one, nobody
-uses.
+given so far. So do entries, where every gradient comes by itself. When a worker is lost, nobody is
+dealt anything for a moment. All tell what they hold. One of them reads the trails of the lost,
+works out what is left (settling.py) and tells all. They go on from that with a new counter: what
+the lost one may still have asked of the old one, nobody uses.
 
     worker 0   counts to 7 ──✗ tells: 0 2 4 6 ── "left: 5 and those from 8 on" ── counts anew: 5
     worker 1   counts to 8 ──✗ tells: 1 7 ───────────┐ hears it ──────────────── counts anew: 8
@@ -53,6 +53,8 @@ class Share:
         self.gone: list[list[int]] = []
         self.given = given
         """How many batches of it the program has been given."""
+        self.stepped = 0
+        """And how many of them it has made steps of."""
         self.version = 0
         """As in an `Answer`."""
 
@@ -70,13 +72,17 @@ class Share:
 class Again:
     """One worker's part in it; `world.dealing`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, before: Again | None = None) -> None:
+        """`before` is this worker's part in a world that it was expelled from."""
         self._world = world
+        self._stale = [] if before is None else before.left_behind
         self._place = "dealing"
         self._state = world.condition("what lost workers had been dealt")
-        self._epoch = world.epoch
+        self._epoch = min(world.epoch, 0)
         self.joiner = world.joins
         """Whether others were there before this worker."""
+        self.newcomer = world.joins and not world.returns
+        """And it has not been there before."""
         self._settles = False
         self._settled = Settled()
         self._trail = self._new_trail()
@@ -114,6 +120,12 @@ class Again:
             begun = [each for each in self._settled.left if each.deal == deal and each.count]
         return max(((each.turn, each.epoch) for each in begun), default=None)
 
+    def knows(self, deal: str, turn: int) -> bool:
+        """Whether it is known what is left of a turn."""
+        with self._state:
+            self._state.wait_for(lambda: not self._settles)
+            return any((each.deal, each.turn) == (deal, turn) for each in self._settled.left)
+
     def extras(self, deal: str, turn: int) -> list[list[int]]:
         """What comes in a turn that this worker has not begun, of earlier ones."""
         found = (each for each in self._settled.left if (each.deal, each.turn) == (deal, turn))
@@ -126,7 +138,7 @@ class Again:
         with self._state:
             told, oldest = self._trail, self._shares[0].held.serial
         with suppress(EpochOver):  # then all have been told
-            control = self._world.control_in_epoch()
+            control = self._world.control_in_epoch().kept()
             told.tell(control, [serial, facts])
             told.forget(control, oldest)
 
@@ -143,7 +155,7 @@ class Again:
                 answer = add(control, share)
                 numbers = runs.packed(answer.numbers)
                 if numbers:
-                    told.tell(control, [share.held.serial, numbers, share.given()])
+                    told.tell(control.kept(), [share.held.serial, numbers, share.given()])
             except EpochOver:
                 self._await(epoch)
                 continue
@@ -178,14 +190,33 @@ class Again:
 
     def mark(self) -> tuple[int, int]:
         """Which of its turns this worker is in, and how many batches of it it has computed."""
-        latest = self._latest
-        return (0, 0) if latest is None else (latest.held.serial, latest.given())
+        if (latest := self._latest) is None:
+            return 0, 0
+        latest.stepped = latest.given()
+        return latest.held.serial, latest.stepped
+
+    # --- when this worker was expelled -----------------------------------------------------
+
+    @property
+    def left_behind(self) -> list[Share]:
+        """What the program may still hold batches of, when others have been dealt them again."""
+        return [*self._stale, *([] if self._latest is None else [self._latest])]
+
+    def takes_stale(self) -> bool:
+        """Whether the program makes a step of such a batch; each is asked for once."""
+        for share in self._stale:
+            if (given := share.given()) > share.stepped:
+                share.stepped = given
+                return True
+        return False
 
     # --- when somebody is ------------------------------------------------------------------
 
     def epoch_over(self) -> None:
         """The members have changed."""
         with self._state:
+            if self._epoch == self._world.epoch:
+                return
             begins, self._settles = not self._settles, True
             self._state.notify_all()
         if begins:
@@ -198,9 +229,12 @@ class Again:
             with suppress(EpochOver):
                 settled = self._agreed(epoch)
                 with self._state:
-                    if world.epoch == epoch:
+                    goes_on = world.epoch == epoch
+                    if goes_on:
                         self._go_on(settled, epoch)
-                        return
+                if goes_on:
+                    world.through("dealing", epoch)
+                    return
 
     def _agreed(self, epoch: int) -> Settled:
         world, control = self._world, self._world.control_in_epoch()
@@ -214,8 +248,8 @@ class Again:
         if world.rank == members[0]:
             held = {rank: self._told(control, f"{here}/held/{rank}") for rank in members}
             settled = self._work_out(control, epoch, held)
-            control.set(f"{here}/settled", json.dumps(settled.to_json()).encode())
-            control.add(f"{here}/is-settled", 1)
+            control.kept().set(f"{here}/settled", json.dumps(settled.to_json()).encode())
+            control.kept().add(f"{here}/is-settled", 1)
         return Settled.of_json(json.loads(control.get(f"{here}/settled")))
 
     def _told(self, control: Control, key: str) -> list[Held] | None:
@@ -273,10 +307,14 @@ def _is_long_ago(turn: Held, now: Held) -> bool:
     return turn.deal == now.deal and turn.turn <= now.turn - TURNS_KEPT
 
 
-def deal_again(world: World) -> None:
-    """Have data that are dealt in this world dealt again, if losses are survived there."""
+def deal_again(world: World, before: World | None = None) -> None:
+    """Have data that are dealt in this world dealt again, if losses are survived there.
+
+    `before` is the one that this worker was expelled from.
+    """
     if world.survives and world.size > 1 and world.dealing is None:
-        world.dealing = Again(world)
+        world.dealing = Again(world, None if before is None else dealing(before))
+        world.dealing.epoch_over()  # perhaps, and before it could be told
 
 
 def again_here() -> Again | None:

@@ -13,6 +13,10 @@ from offbeat.errors import DealError
 from offbeat.worlds import Control
 
 _ENDED = 1 << 40  # the field above the counter: workers that ask for no more
+_ADVICE = {
+    "what the data set holds": ". Where data are made or split at random, seed that alike on every"
+    " worker, as by torch.manual_seed(0) before",
+}
 
 
 class Counter:
@@ -61,4 +65,5 @@ class Counter:
                     f"workers disagree about {what}: worker {theirs['worker']} has "
                     f"{theirs.get(what)}, worker {self._rank} has {value}. Every worker must deal "
                     "the same data, with the same settings, and iterate over them as often"
+                    f"{_ADVICE.get(what, '')}"
                 )

@@ -31,8 +31,10 @@ from offbeat.data.loaders import Loading
 from offbeat.data.seat import Seat, members
 from offbeat.data.tickets import Tickets
 from offbeat.data.turn import Draws, Turn
-from offbeat.worlds import VirtualWorld, World, rank, world_size
+from offbeat.errors import ExpelledError
+from offbeat.worlds import VirtualWorld, rank, world_size
 from offbeat.worlds.current import present_world
+from offbeat.worlds.tasks import Worker
 
 _SEATS = ("_own", "_virtual")
 
@@ -82,7 +84,7 @@ class Deal(Sampler[list[int]]):
         self._sampler = sampler
         self._batch_sampler = batch_sampler
         self._own = Seat()
-        self._virtual: WeakKeyDictionary[World, Seat] = WeakKeyDictionary()
+        self._virtual: WeakKeyDictionary[Worker, Seat] = WeakKeyDictionary()
         if orders.count(self._source()) is not None:
             self._check_not_empty(self._count())
 
@@ -98,8 +100,12 @@ class Deal(Sampler[list[int]]):
         return -(-self._count() // world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
+        return self.drawn_by(Loading.of_caller())
+
+    def drawn_by(self, loading: Loading) -> Iterator[list[int]]:
+        """The batches of this worker in one turn, for a loop that knows how far it is."""
         self._seat().note_generator()
-        return Draws(Turn(Loading.of_caller(), self._begin))
+        return Draws(Turn(loading, self._begin))
 
     @property
     def batch_size(self) -> int | None:
@@ -163,6 +169,14 @@ class Deal(Sampler[list[int]]):
     def _begin(self, turn: Turn) -> None:
         """A turn is asked for its first batch, and so begins."""
         seat = self._seat()
+        before = seat.turns, seat.epoch
+        try:
+            self._begin_turn(turn, seat)
+        except ExpelledError:  # it begins when this worker has joined again
+            seat.turns, seat.epoch = before
+            raise
+
+    def _begin_turn(self, turn: Turn, seat: Seat) -> None:
         seat.join()
         epoch = seat.epoch
         batches = self._batches(epoch)
@@ -212,9 +226,7 @@ class Deal(Sampler[list[int]]):
         world = present_world()
         if not isinstance(world, VirtualWorld):
             return self._own
-        if world not in self._virtual:
-            self._virtual[world] = Seat()
-        return self._virtual[world]
+        return self._virtual.setdefault(world.worker, Seat())
 
     # --- what is dealt ---------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -29,7 +29,9 @@ class Seat:
         """The one that has begun last."""
         self.loads = 0
         self._number: int | None = None
+        self._joined = False
         self._loaded: Mapping[str, Any] | None = None
+        self._passed: Mapping[str, Any] | None = None  # loaded, of a turn that others have read
         self._gone: list[Any] = []
         self._told: ref[World] | None = None
         self._generator: torch.Tensor | None = None
@@ -49,13 +51,14 @@ class Seat:
     def counts(self) -> bool:
         """Whether this worker has joined, whose program may count epochs otherwise."""
         again = again_here()
-        return again is not None and again.joiner
+        return self._joined or (again is not None and again.newcomer)
 
     def join(self) -> None:
         """Begin where the others are, if this worker has joined them; its first turn, once."""
         again = again_here()
         if again is None or not self.counts or self.turns or self._loaded is not None:
             return
+        self._joined = True
         if (newest := again.newest(self.key)) is not None:
             self.turns, self.epoch = newest[0] - 1, newest[1]
 
@@ -78,7 +81,7 @@ class Seat:
             self.turn.end()
         self.turn = self._generator = self._told = None
         self.loads += 1
-        self._loaded = state
+        self._loaded, self._passed = state, None
         self.epoch, self.turns = state["epoch"], state["turn"] - 1
         self._tell()
 
@@ -87,6 +90,8 @@ class Seat:
 
         Then it is known what all workers had: in this turn, and in those that some had come to.
         """
+        if self._passed is not None:
+            self._gone, self._passed = self._gathered(self._passed), None
         if (state := self._loaded) is None:
             return None
         is_next = state["epoch"] == self.epoch
@@ -99,34 +104,37 @@ class Seat:
 
         And the batches of earlier turns that come in it.
         """
-        gone: list[range] = []
-        extras: list[list[int]] = []
-        for turn, exhausted, numbers, more in self._gone:
-            if turn == self.turns + 1:
-                extras = extras or more
-                gone += [range(count + len(more))] if exhausted else runs.unpacked(numbers)
-        return runs.others(count + len(extras), gone), extras
+        return left_of(self.turns + 1, count, self._gone)
+
+    def come_to(self, turn: int) -> None:
+        """The next turn has this number, from 0: others may have read some in between."""
+        if turn != self.turns and not self.counts:
+            if self.turn is not None:
+                self.turn.end()
+            self.turns, self.turn = turn, None
+            self._passed, self._loaded = self._loaded or self._passed, None
 
     def _gathered(self, state: Mapping[str, Any]) -> list[Any]:
         """What all workers had: number of the turn, whether all was dealt, what was dealt there."""
         world = present_world()
         if world is None or world.size == 1:
-            return _dealt(state)
+            return dealt_in(state)
         self._tell()
         with world.elsewhere("the first batch after load_state_dict()"):
             told = [json.loads(world.control.get(self._place(rank))) for rank in world.members]
         if world.control.add(self._place(-1), 1) == world.size:
             for rank in (*world.members, -1):
-                world.control.delete(self._place(rank))
+                world.control.kept().delete(self._place(rank))
         return [turn for position in told for turn in position]
 
     def _tell(self) -> None:
         """Tell the others what this worker has, where they can hear it; once."""
-        world, state = present_world(), self._loaded
+        world, state = present_world(), self._loaded or self._passed
         if state is None or world is None or world.size == 1 or self._tells(world):
             return
         self._told = ref(world)
-        world.control.set(self._place(world.rank), json.dumps(_dealt(state)).encode())
+        told = json.dumps(dealt_in(state)).encode()
+        world.control.kept().set(self._place(world.rank), told)
 
     def _tells(self, world: World) -> bool:
         return self._told is not None and self._told() is world
@@ -158,11 +166,22 @@ class Seat:
             self._generator = None
 
 
-def _dealt(state: Mapping[str, Any]) -> list[Any]:
+def dealt_in(state: Mapping[str, Any]) -> list[Any]:
     """What a worker had been dealt in its turn, and in the one before."""
     numbers = [*state["done"], *state["hand"], *state.get("gone", [])]
     now = [state["turn"], False, numbers, state.get("extras", [])]
     return [now, [*state["before"], []][:4]] if state["before"] else [now]
+
+
+def left_of(turn: int, count: int, dealt: Iterable[Any]) -> tuple[list[range], list[list[int]]]:
+    """What is left of a turn of so many batches, and the batches of earlier turns in it."""
+    gone: list[range] = []
+    extras: list[list[int]] = []
+    for each, exhausted, numbers, more in dealt:
+        if each == turn:
+            extras = extras or more
+            gone += [range(count + len(more))] if exhausted else runs.unpacked(numbers)
+    return runs.others(count + len(extras), gone), extras
 
 
 def members() -> list[int]:
@@ -174,7 +193,7 @@ def members() -> list[int]:
 def next_number(world: World | None) -> int:
     """A number for what is dealt, the same on all workers: each counts for itself."""
     if isinstance(world, VirtualWorld):
-        return next(_numbers.setdefault(world, itertools.count()))
+        return next(_numbers.setdefault(world.worker, itertools.count()))
     return next(_process_numbers)
 
 

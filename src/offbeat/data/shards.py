@@ -3,15 +3,13 @@
     shards = offbeat.DealShards(sorted(folder.glob("*.txt")), read_lines)    # on every worker
     loader = DataLoader(shards, batch_size=32, num_workers=2)
 
-Whoever has read a shard gets the next one: a worker, or each process of its DataLoader, which has a
-connection of its own to the job's store.
+Whoever has read a shard gets the next one: a worker (reading.py), or each process of its
+DataLoader, which has a connection of its own to the job's store.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,14 +17,17 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from offbeat.data import orders
-from offbeat.data.counter import Counter
+from offbeat.data.by_processes import Reader, StoreDeal
+from offbeat.data.reading import Reading, ShardDeal
 from offbeat.data.seat import next_number
-from offbeat.worlds import Control, VirtualWorld, World
+from offbeat.data.started import starting, tell_of_forks
+from offbeat.data.turns import Turns
+from offbeat.errors import WorldError
+from offbeat.worlds import RealWorld, VirtualWorld, World, rank, world_size
 from offbeat.worlds.current import present_world
 from offbeat.worlds.remote import JobStore
 
 Shard = TypeVar("Shard")
-_MOST_PROCESSES = 1024  # of one DataLoader
 
 
 class DealShards(IterableDataset[Any]):
@@ -36,9 +37,12 @@ class DealShards(IterableDataset[Any]):
     `persistent_workers`. In virtual time, where processes have no part, use `num_workers=0`. One
     process alone divides the shards among its DataLoader's processes.
 
-    Make several times as many shards as there are readers, or the last ones are waited for. The
-    position within an epoch is not saved: save between epochs, and say by `set_epoch` which one
-    follows.
+    Make several times as many shards as there are readers, or the last ones are waited for.
+
+    The position within an epoch can be saved, to the sample. With `num_workers=0`, where losses are
+    survived, a shard that a lost worker was reading is dealt again, from its beginning. What the
+    processes of a lost worker's DataLoader had in hand is lost. Inside the attached block, all
+    workers have such processes, or none has.
 
     Args:
         shards: what to deal, in the same order on all workers: sorted names of files, say.
@@ -69,17 +73,70 @@ class DealShards(IterableDataset[Any]):
         self._read = read
         self._shuffle = shuffle
         self._seed = seed
+        self._deal = ShardDeal(shards, shuffle, seed)
         self._number = next_number(present_world())
-        self._own = _Turns()
-        self._virtual: WeakKeyDictionary[World, _Turns] = WeakKeyDictionary()
+        self._own = Turns(self._count)
+        self._virtual: WeakKeyDictionary[World, Turns] = WeakKeyDictionary()
         self._store: JobStore | None = None
         self._is_copy = self._was_virtual = False
+        tell_of_forks(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next. Without it, each iteration is the epoch after the last."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be a whole number from 0, got {epoch!r}")
+        self._deal.set_epoch(epoch)
         self._turns().set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration; after `load_state_dict`, the one that was saved.
+
+        On a worker that has joined, the one that the others are in.
+        """
+        return self._deal.epoch if self._deal.joins else self._turns().epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this worker in the epoch.
+
+        Each worker saves its own, right after `dp.state_dict()`, at the same place in the loop.
+        """
+        if self._is_copy or get_worker_info() is not None:
+            raise RuntimeError(
+                "state_dict() of shards is for the worker itself: a process of its DataLoader does "
+                "not know how far the loop is"
+            )
+        turns = self._turns()
+        if (loaded := turns.loaded) is not None:
+            return dict(loaded)
+        state = self._deal.state_dict()
+        if turns.begun and not turns.here:
+            store = JobStore.here()
+            order = self._order(turns.epoch - 1)
+            if (position := turns.position(order, store is None or store.size == 1)) is not None:
+                return {**state, **position}
+            self._deal.come_to(turns.begun, turns.epoch)
+            state = {**self._deal.state_dict(), "before": turns.before(turns.begun)}
+        seen = turns.reading.read.items() if turns.here else ()
+        read = [[shard, samples] for shard, samples in seen if samples]
+        return {**state, "before": state["before"] or turns.before(turns.begun - 1), "read": read}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where a `state_dict()` of the worker of this rank was.
+
+        Every worker loads its own, inside the attached block and before it makes an iterator of the
+        DataLoader, and goes on with epoch `self.epoch`: first with the shards that it had in hand,
+        each from the sample that its loop had come to. See `Deal.load_state_dict`.
+        """
+        self._deal.load_state_dict(state)
+        if rank() not in state.get("members", [rank()]):
+            nothing: dict[str, Any] = {
+                "done": [],
+                "hand": [],
+                "gone": [],
+                "read": [],
+                "before": None,
+            }
+            state = {**state, **nothing}
+        self._turns().load(state)
 
     def __iter__(self) -> Iterator[Any]:
         process = get_worker_info()
@@ -88,65 +145,80 @@ class DealShards(IterableDataset[Any]):
                 "in virtual time shards are dealt by the virtual workers themselves: "
                 "make the DataLoader with num_workers=0"
             )
-        # At once, not with the first sample: who is left alone in this turn must not fall behind.
-        turn, epoch = self._turns().begin(0 if process is None else 1 + process.id)
         if len(self._shards) != self._count:
             raise RuntimeError(
                 f"there were {self._count} shards when they were first dealt, and there are "
                 f"{len(self._shards)} now: make a new DealShards, on every worker"
             )
-        return self._samples(turn, epoch)
-
-    def _samples(self, turn: int, epoch: int) -> Iterator[Any]:
-        order = orders.in_order(self._count, self._shuffle, self._seed, epoch)
-        for number in self._numbers(turn, epoch):
-            yield from self._read(self._shards[int(order[number])])
-
-    def _numbers(self, turn: int, epoch: int) -> Iterator[int]:
-        """The places of this reader's shards in the order of the epoch."""
-        process, world = get_worker_info(), present_world()
-        readers = 1 if process is None else process.num_workers
-        control: Control
-        if isinstance(world, VirtualWorld):
-            control, rank, size = world.control, world.rank, world.size
+        turns, world = self._turns(), present_world()
+        # At once, not with the first sample: who is left alone in this turn must not fall behind.
+        if process is None and (world is not None or world_size() == 1):
+            turn, epoch = turns.begin_here(in_world=True)
+            self._deal.come_to(turn, epoch)
+            if isinstance(world, RealWorld) and world.size > 1:
+                self._compare_readers(turns, turn)
+            state = turns.resumed(turn)
+            turns.reading = Reading(() if state is None else state["read"])
+            drawn = self._deal.drawn_by(turns.reading)
+            return turns.reading.samples(drawn, self._shards, self._read)
+        if process is None:
+            turn, epoch = turns.begin_here(in_world=False)
+            reader = Reader(turns.log, turn, 0, 1)
         else:
-            store = self._store if self._is_copy else JobStore.here()
-            if store is None or store.size == 1:
-                yield from range(0 if process is None else process.id, self._count, readers)
-                return
-            control, rank, size = store.control(), store.rank, store.size
-        key = f"shards/{self._number}/{turn}"
-        counter = Counter(key, rank, size, self._alike(epoch))
-        while (number := counter.add(control, 1) - 1) < self._count:
-            yield number
-        if control.add(f"{key}/ended/{rank}", 1) == readers:
-            control.delete(f"{key}/ended/{rank}")
-            counter.end(control)
+            try:
+                turn, epoch = turns.begin_in_process(1 + process.id)
+            except RuntimeError as error:
+                return _raising(error)  # with the first sample: now it would end the process
+            reader = Reader(turns.log, turn, 1 + process.id, process.num_workers)
+        places = self._places(turns, reader, epoch)
+        state = turns.resumed(turn)
+        return reader.samples(places, self._order(epoch), self._shards, self._read, state)
 
-    def _alike(self, epoch: int) -> dict[str, Any]:
-        """What must be the same on all workers."""
-        named = all(isinstance(shard, str | int | PurePath) for shard in self._shards)
-        names = repr(list(map(str, self._shards))) if named else ""
-        return {
-            "the number of shards": self._count,
-            "the names of the shards, or their order": f"{zlib.crc32(names.encode()):08x}",
-            "shuffle": self._shuffle,
-            "seed": self._seed,
-            "the epoch": epoch,
-        }
+    def _order(self, epoch: int) -> Sequence[int]:
+        order = orders.in_order(self._count, self._shuffle, self._seed, epoch)
+        return order.tolist() if isinstance(order, torch.Tensor) else order
 
-    def _turns(self) -> _Turns:
+    # --- by processes ------------------------------------------------------------------------
+
+    def _places(self, turns: Turns, reader: Reader, epoch: int) -> Iterator[int]:
+        """The places of this reader's shards in the order of the epoch, from the job's store."""
+        store = self._store if self._is_copy else JobStore.here()
+        store = None if store is not None and store.size == 1 else store
+        deal = StoreDeal(store, f"shards/{self._number}/{turns.loads}")
+        state = turns.resumed()
+        return deal.places(reader, self._count, state, self._deal.alike(epoch))
+
+    def _compare_readers(self, turns: Turns, turn: int) -> None:
+        """This worker reads itself: then no other worker's processes may."""
+        try:
+            store = JobStore.here()
+        except WorldError:
+            return  # one that processes cannot reach
+        if store is not None:
+            StoreDeal(store, f"shards/{self._number}/{turns.loads}").compare_own(turn)
+
+    # --- this worker, and copies of it -------------------------------------------------------
+
+    def forks(self, iterator: object) -> None:
+        """A DataLoader is about to fork a process that may read these shards."""
+        if not self._is_copy and not _in_virtual_time():
+            certain = getattr(iterator, "_dataset", None) is self
+            self._own.starts(iterator, certain)
+
+    def _turns(self) -> Turns:
         """This worker's turns so far; virtual workers may share this very object."""
         world = present_world()
         if not isinstance(world, VirtualWorld):
             return self._own
         if world not in self._virtual:
-            self._virtual[world] = _Turns()
+            self._virtual[world] = Turns(self._count)
         return self._virtual[world]
 
     def __getstate__(self) -> dict[str, Any]:
         """For a process that is spawned, which knows nothing of the job."""
         virtual = isinstance(present_world(), VirtualWorld)
+        if (iterator := starting()) is not None and not virtual and not self._is_copy:
+            self._own.starts(iterator, certain=True)
         store = None if virtual else JobStore.here()
         copy = {"_is_copy": True, "_was_virtual": virtual, "_store": store, "_virtual": None}
         return {**vars(self), **copy}
@@ -156,32 +228,10 @@ class DealShards(IterableDataset[Any]):
         self._virtual = WeakKeyDictionary()
 
 
-class _Turns:
-    """How many turns each reader of one worker has begun, in memory that its processes share.
-
-    A worker does not hear of it when its DataLoader begins an iteration: its processes do. Some
-    live for one turn, some for many.
-    """
-
-    def __init__(self) -> None:
-        self._begun, self._epochs = _shared(_MOST_PROCESSES + 1), _shared(2)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next turn is that epoch, and those after it follow."""
-        self._epochs[0], self._epochs[1] = self._begun.max(), epoch
-
-    def begin(self, reader: int) -> tuple[int, int]:
-        """Return the number of this reader's turn, and its epoch."""
-        turn = int(self._begun[reader])
-        self._begun[reader] += 1
-        first, epoch = self._epochs.tolist()
-        return turn, epoch + turn - first
-
-
-def _shared(length: int) -> torch.Tensor:
-    shared = torch.zeros(length, dtype=torch.int64)
-    return shared.share_memory_()  # type: ignore[no-untyped-call,no-any-return]
-
-
 def _in_virtual_time() -> bool:
     return isinstance(present_world(), VirtualWorld)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield

@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from offbeat.data import runs
-from offbeat.data.again import Share, again_here
+from offbeat.data.again import Again, Share, again_here
 from offbeat.data.loaders import Loading
 from offbeat.data.orders import Batches
 from offbeat.data.settling import Held
 from offbeat.data.tickets import Tickets
+from offbeat.errors import ExpelledError
 from offbeat.worlds import World, enter_world, leave_world, world_size
-from offbeat.worlds.current import present_world
+from offbeat.worlds.current import come_back, present_world
 
 
 class Turn:
@@ -32,6 +33,7 @@ class Turn:
         self._begin: Callable[[Turn], None] | None = begin
         self._visit: _Visit | None = None
         self._superseded = False
+        self._again: Again | None = None
 
     def begin(
         self,
@@ -50,6 +52,8 @@ class Turn:
         self._gone = [] if position is None else position.get("gone", [])
         self._drawn: list[range] = []
         self._share: Share | None = None
+        self._make_tickets = tickets
+        self._drawn_before = 0  # in a world that this worker was expelled from
         self._tickets = tickets(present_world())
         if position is not None:
             self._tickets.hand.extend(runs.unpacked(position["hand"]))
@@ -57,18 +61,32 @@ class Turn:
 
     def survive(self, deal: str, turn: int, rest: list[range]) -> None:
         """Have what is dealt here dealt again if a worker is lost, where losses are survived."""
-        again = again_here()
+        self._again = again = again_here()
         if again is None:
             return
         count, hand = len(self._batches[self._epoch]), [*self._tickets.hand]
         done = [*runs.packed(self._done), *self._gone]
         held = Held(0, deal, turn, self._epoch, count, done, runs.packed(hand), self._extras)
-        self._share = self._tickets.share = again.begin(held, rest, self._given)
+        before, drawn = self._drawn_before, self._drawn
+
+        def given() -> int:
+            """How many batches the program has been given, of those drawn for it since `before`."""
+            in_all = self._drawn_before + runs.length(self._drawn)
+            return min(max(self._loading.given_so_far(in_all) - before, 0), runs.length(drawn))
+
+        self._share = self._tickets.share = again.begin(held, rest, given)
         again.tell_begun(self._share)
 
-    def _given(self) -> int:
-        """How many batches the program has been given, of those that were drawn for it."""
-        return self._loading.given_so_far(runs.length(self._drawn))
+    def _go_on_elsewhere(self) -> None:
+        """This worker was expelled, and has joined again: what it had in hand others have."""
+        assert self._share is not None
+        held, again = self._share.held, again_here()
+        known = again is not None and again.knows(held.deal, held.turn)
+        rest = self._share.rest if known else []  # the others have long been through with it
+        self._drawn_before += runs.length(self._drawn)
+        self._done, self._gone, self._drawn, self._extras = [], [], [], held.extras
+        self._tickets = self._make_tickets(present_world())
+        self.survive(held.deal, held.turn, rest)
 
     def _batch(self, number: int) -> list[Any]:
         """A batch of this turn, or of an earlier one that a lost worker has left."""
@@ -103,6 +121,9 @@ class Turn:
             return self._next()
         except StopIteration:
             raise
+        except ExpelledError as error:
+            come_back(error)
+            return self.next()
         except BaseException as error:
             self.part(error)
             raise
@@ -113,6 +134,8 @@ class Turn:
                 self._visit = _Visit(enter_world())
             self._begin(self)
             self._begin = None
+        if self._share is not None and self._again is not again_here():
+            self._go_on_elsewhere()
         ahead = self._loading.ahead()
         if self._tickets.can_wait(ahead):
             raise StopIteration  # not the end: the loader asks again when it has given one
@@ -138,14 +161,14 @@ class Turn:
     @property
     def finished(self) -> bool:
         """Whether the program has been given all of this worker's part."""
-        drawn = runs.length(self._drawn)
+        drawn = self._drawn_before + runs.length(self._drawn)
         return self.over and self._loading.given(drawn) == drawn
 
     def position(self) -> dict[str, Any]:
         """What the program has been given of this turn, and what this worker has in hand."""
         self._tickets.settle()
-        drawn = runs.length(self._drawn)
-        given = self._loading.given(drawn)
+        drawn, before = runs.length(self._drawn), self._drawn_before
+        given = max(self._loading.given(before + drawn) - before, 0)
         return {
             "epoch": self._epoch,
             "done": runs.packed([*self._done, *runs.part(self._drawn, 0, given)]),

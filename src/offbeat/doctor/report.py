@@ -112,8 +112,9 @@ def _gained(rank: int, worker: dict[str, Any]) -> str:
     rest_ms = max(step_ms - waited_ms, 1e-3)
     if waited_ms < 0.05 * step_ms:
         return (
-            f"Worker {rank} takes {step_ms:.1f} ms a step, and hardly waits in collectives of "
-            "others: nothing to gain there"
+            f"Worker {rank} takes {step_ms:.1f} ms a step, and hardly waits in the collectives "
+            "that are counted here. What it waits for in rounds, or in DDP's backward pass, is not "
+            f"among them: dp.stats().wait_s, or a race on a profile of this job, says that; {_PAGE}"
         )
     return (
         f"Worker {rank} takes {step_ms:.1f} ms a step, and waits {waited_ms:.1f} ms of that in the "

@@ -41,7 +41,15 @@ def _compared(mine: str) -> Diagnosis | None:
         is_master=False,
         timeout=timedelta(seconds=_WAIT_S),
     )
-    store.set(f"offbeat-doctor/{rank}", mine)
+    key = f"offbeat-doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{{}}".format
+    store.set(key(rank), mine)
     if rank != 0:
         return None
-    return diagnose([store.get(f"offbeat-doctor/{each}").decode() for each in range(size)])
+    return diagnose([_taken(store, key(each)) for each in range(size)])
+
+
+def _taken(store: TCPStore, key: str) -> str:
+    """What is written there, once: the store may outlive this run, and see the next."""
+    words = str(store.get(key).decode())
+    store.delete_key(key)
+    return words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ class Client:
         self.rank, self.seed = world.rank, seed
         self.private = torch.Generator().manual_seed(1_000_003 * (seed + 1) + world.rank)
         """For draws of this client's own."""
+        self.hiding = torch.Generator().manual_seed(1_000_033 * (seed + 1) + world.rank)
+        """For what hides an upload: apart, so that a draw is the same whatever is uploaded."""
         self.seen: tuple[int, ...] = ()
         """The classes so far, in the order in which they came: the columns of `logits`."""
         self.new: tuple[int, ...] = ()
@@ -72,16 +74,13 @@ class Client:
         From its beginning, with new keys, so that nothing of the lost one is in it.
         """
         self._count += 1
-        if not self.world.survives:
-            return self._act(act)
         name = f"{self._name}/{self._count}"
-        return cast(T, self.world.meet(name, act=lambda: self._act(act)))
+        return self.world.together(name, lambda epoch: self._act(act, epoch))
 
-    def _act(self, act: Callable[[Channel, Sums], T]) -> T:
-        epoch = self.world.epoch
+    def _act(self, act: Callable[[Channel, Sums], T], epoch: int) -> T:
         if self._channel is None or self._sums is None or self._channel.epoch != epoch:
             name = f"{self._name}-{epoch}" if epoch else self._name
-            self._channel = self.world.channel(name)
+            self._channel = self.world.channel_in(epoch, name)
             self._sums = (
                 MaskedSums(self._channel, self.rank) if self._secure else Sums(self._channel)
             )

@@ -99,6 +99,8 @@ def _gone_s(cluster: Cluster) -> dict[int, float]:
     for rank in range(cluster.workers):
         if cluster.join_at(rank):
             raise ValueError(f"{cluster.name}: worker {rank} joins later, but a crowd is all there")
+        if cluster.freezes(rank):
+            raise ValueError(f"{cluster.name}: worker {rank} freezes, which nobody does in a crowd")
         moments = [at for at in (cluster.crash_at(rank), cluster.leave_at(rank)) if at is not None]
         if moments:
             gone_s[rank] = min(moments)

@@ -7,7 +7,7 @@ A worker's times are c x F, where F is one of the noise kinds of clusters/noise.
 micro-batch costs without it. Times are divided by their median, so c follows from the median of
 F. The kind that comes closest, by the largest distance between the two distribution functions
 (Kolmogorov-Smirnov), is taken. Where none comes close, or where the slowest micro-batches take
-more time than it knows of, the factors themselves are, as a trace.
+more time than it knows of, or much less, the factors themselves are, as a trace.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _CLOSE = 0.05
 """A model this near is near enough, however many times were measured."""
 _TAIL = 0.1
 """Times may take longer than the model, on average, by this share of it."""
+_GUESSED = 1.25
+"""The model may take longer than the times, on average, by this factor: beyond, its tail is a guess
+that nobody has seen, and in the end all of a race's time."""
 _ONE_MORE = 1.25
 """A kind with one setting more must be nearer by this factor."""
 _HEAVY = 10.0
@@ -184,7 +187,8 @@ def _best(scaled: Sequence[float]) -> Factor | None:
 
 
 def _near(factor: Factor, scaled: Sequence[float]) -> bool:
-    if mean(scaled) > (1 + _TAIL) * factor.mean / factor.median:
+    measured, expected = mean(scaled), factor.mean / factor.median
+    if not measured / (1 + _TAIL) <= expected <= measured * _GUESSED:
         return False
     limit = max(_CLOSE, _TOO_FAR / sqrt(len(scaled)))
     return factor.kind == "none" or factor.distance(scaled) < limit

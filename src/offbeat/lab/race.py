@@ -83,7 +83,7 @@ class Race:
     ) -> Race:
         """Check everything that a user may say; ValueError (ClusterError) says what is wrong."""
         loaded = Cluster.load(cluster)
-        found = tasks.find(task)
+        found = tasks.find(task, tries=True)
         chosen = [contestants.parse(spec) for spec in algorithms] or contestants.default(world)
         sized = loaded if workers is None else loaded.resized(workers)
         contestants.check(chosen, sized.workers)

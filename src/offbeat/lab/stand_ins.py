@@ -22,6 +22,7 @@ import torch.distributed as dist
 from offbeat.lab import one_process
 from offbeat.lab.process_groups import ProcessGroups
 from offbeat.lab.torch_collectives import COLLECTIVES, IN_STEPS
+from offbeat.worlds.base import World
 from offbeat.worlds.virtual import current_virtual_world
 
 _NOT_SIMULATED = tuple(
@@ -91,23 +92,35 @@ def process_group_kept() -> Iterator[None]:
 
 
 class _Environment(MutableMapping[str, str]):
-    """The environment, with the names that torchrun sets for each worker."""
+    """The environment, with the names that torchrun sets for each worker.
+
+    Those a worker may set or delete as in a process of its own, as Lightning does when it ends.
+    """
 
     def __init__(self, outside: MutableMapping[str, str]) -> None:
         self._outside = outside
+        self._own: dict[int, dict[str, str | None]] = {}  # by rank; None where it was deleted
 
     def __getitem__(self, name: str) -> str:
         mine = self._of_this_worker()
-        return mine[name] if name in mine else self._outside[name]
+        if (value := mine[name] if name in mine else self._outside[name]) is None:
+            raise KeyError(name)
+        return value
 
     def __setitem__(self, name: str, value: str) -> None:
-        self._outside[name] = value
+        mine = self._of_this_worker()
+        (mine if name in mine else self._outside)[name] = value
 
     def __delitem__(self, name: str) -> None:
-        del self._outside[name]
+        if name in (mine := self._of_this_worker()):
+            self[name]  # raises where it was deleted before
+            mine[name] = None
+        else:
+            del self._outside[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._outside, **self._of_this_worker()})
+        both = {**self._outside, **self._of_this_worker()}
+        return (name for name, value in both.items() if value is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -115,9 +128,14 @@ class _Environment(MutableMapping[str, str]):
     def copy(self) -> dict[str, str]:
         return dict(self)
 
-    def _of_this_worker(self) -> dict[str, str]:
+    def _of_this_worker(self) -> dict[str, str | None]:
         if (world := current_virtual_world()) is None:
             return {}
+        if (mine := self._own.get(world.rank)) is not None:
+            return mine
+        return self._own.setdefault(world.rank, self._as_torchrun(world))
+
+    def _as_torchrun(self, world: World) -> dict[str, str | None]:
         return {
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),

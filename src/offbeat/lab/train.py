@@ -73,6 +73,7 @@ def _attached(
 ) -> Outcome:
     schedule = None if task.schedule is None else task.schedule(optimizer)
     with offbeat.attach(model, optimizer, contestant.algorithm, scheduler=schedule) as dp:
+        dp._says_waits = False  # the race ends this loop, and no script of the user's
         run.reads(totals := OfAttached(dp), dp._replica)
         while run.goes_on(dp.seconds, dp.round):
             batch = next(batches)

@@ -17,8 +17,10 @@ import socket
 import time
 from contextlib import suppress
 
+from offbeat import launched
 from offbeat.launch.commands import Command
 from offbeat.launch.guard import Guard
+from offbeat.launch.hosts import connect, interface_of
 from offbeat.launch.job import (
     LaunchError,
     Slot,
@@ -29,7 +31,7 @@ from offbeat.launch.job import (
     variables,
 )
 from offbeat.launch.logs import Logs
-from offbeat.launch.nodes import WELL, Nodes, connect, interface_of
+from offbeat.launch.nodes import WELL, Nodes
 from offbeat.launch.plan import GRACE_S, INTERRUPT_GRACE_S, Plan
 from offbeat.launch.signals import Bell, ToldToEndError
 from offbeat.launch.streams import say
@@ -78,9 +80,11 @@ class _Launcher:
     def run(self) -> int:
         """From the store to the exit code."""
         try:
-            self._store, interface = self._meeting_place()
-            self._nodes = Nodes(self._store, self._plan.node, self._plan.nodes)
-            per_node = self._nodes.meet(self._plan.workers, self._plan.join_s, self._bell.pause)
+            self._store, interface, standby = self._meeting_place()
+            plan = self._plan
+            self._nodes = Nodes(self._store, plan.node, plan.nodes)
+            per_node = self._nodes.meet(plan.workers, plan.join_s, self._bell.pause, standby)
+            self._nodes.reach_standby()
             self._environment = self._common_variables(interface)
             self._run(slots(per_node, self._plan.node))
         finally:
@@ -102,13 +106,14 @@ class _Launcher:
 
     # --- starting --------------------------------------------------------------------------
 
-    def _meeting_place(self) -> tuple[Store, str | None]:
+    def _meeting_place(self) -> tuple[Store, str | None, tuple[str, Store] | None]:
+        """The store, the interface towards it, and its standby with its address, on node 1."""
         plan = self._plan
         if plan.node == 0:
             store = host_store(plan.port)
-            return store, _interface_towards(plan.address) if plan.nodes > 1 else None
+            return store, _interface_towards(plan.address) if plan.nodes > 1 else None, None
         store, mine = connect(plan.address, plan.port, plan.join_s, self._bell.pause)
-        return store, interface_of(mine)
+        return store, interface_of(mine), (mine, host_store()) if plan.node == 1 else None
 
     def _common_variables(self, interface: str | None) -> dict[str, str]:
         found = {}
@@ -124,6 +129,7 @@ class _Launcher:
             **self._environment,
             **variables(slot, plan.address, self._store.port, plan.run_id, plan.role),
             **survival_variables(slot, attempt),
+            **({launched.STANDBY: self._nodes.standby} if self._nodes.standby else {}),
             "TORCHELASTIC_MAX_RESTARTS": str(plan.restarts),
             "TORCHELASTIC_ERROR_FILE": str(self._logs.error_file(slot, attempt)),
         }
@@ -164,8 +170,8 @@ class _Launcher:
                 self._signal = number
                 name = signal.Signals(number).name
                 self._stop(name, number, INTERRUPT_GRACE_S if name == "SIGINT" else GRACE_S)
-                if self._plan.node == 0:  # the store goes with it
-                    self._nodes.say_stop(f"{name} came to the launcher of node 0")
+                if self._nodes.keeps_store:  # the store goes with it
+                    self._nodes.say_stop(f"{name} came to the launcher of node {self._plan.node}")
         if self._nodes.stop and not self._stopped:
             say(f"ending {self._those_left()}: {self._nodes.stop}")
             self._stop(self._nodes.stop)
@@ -196,6 +202,7 @@ class _Launcher:
         self._well |= {worker.rank for worker in ended if worker.exit_code() == 0}
         for worker in failures:
             worker.sweep()
+        failures = [worker for worker in failures if not self._came_too_late(worker)]
         if not failures or self._stopped:
             return
         self._nodes.look()
@@ -212,7 +219,9 @@ class _Launcher:
         left = len(self._crew.running)
         then = f"; {left} of {self._plan.workers} workers here go on"
         done = self._restarts.get(worker.rank, 0)
-        if done < self._plan.restarts and (left > 0 or self._nodes.others_running()):
+        if self._nodes.has_moved and done < self._plan.restarts:
+            then += "; with the standby of the store nobody new can join: it is not started again"
+        elif done < self._plan.restarts and (left > 0 or self._nodes.others_running()):
             self._restarts[worker.rank] = done + 1
             then += f", and {self._started_again(worker.slot, done + 1)}"
         say(f"lost {self._named(worker, then)}")
@@ -224,7 +233,7 @@ class _Launcher:
         except LaunchError as error:
             return f"it could not be started again: {error}"
         times = f"time {attempt} of {self._plan.restarts}"
-        return f"it is started again as worker {slot.worker(attempt)} (pid {pid}), {times}"
+        return f"it is started again (pid {pid}), {times}"
 
     def _end_after(self, failures: list[Command]) -> None:
         deadline = time.monotonic() + _SETTLE_S
@@ -270,16 +279,26 @@ class _Launcher:
             self._lonely_until = math.inf
             self._stop("nobody was left to join", failed=False)
 
+    def _came_too_late(self, worker: Command) -> bool:
+        """Whether it says that the others had ended when it came: that is no failure. Say so."""
+        late = worker.exit_code() == launched.TOO_LATE and self._waits_to_join(worker)
+        if late:
+            say(
+                f"rank {worker.rank}, which was started again, came when the others had ended "
+                "their training, and has ended, too"
+            )
+        return late
+
     def _waits_to_join(self, worker: Command) -> bool:
         return worker.attempt > 0 and worker.slot.worker(worker.attempt) not in self._nodes.joined
 
     # --- the end ---------------------------------------------------------------------------
 
     def _say_end(self) -> None:
-        """Tell other nodes; node 0 keeps the store for those that go on."""
+        """Tell other nodes; who has the store keeps it for those that go on."""
         well = self._well and not self._failed
         self._nodes.say_end(WELL if well else self._stopped or "all its workers failed")
-        if self._plan.node or self._signal:
+        if not self._nodes.keeps_store or self._signal:
             return
         deadline = time.monotonic() + (_STORE_S if self._failed else math.inf)
         try:

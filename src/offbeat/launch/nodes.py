@@ -5,66 +5,38 @@
     offbeat/launch/end/<n>     its workers have ended: `well`, or else why not
     offbeat/launch/stop        the job is over for all, and why
 
-A call of a store whose host is frozen does not come back. So after the start a thread makes them,
-and the launcher, which must hear signals, only looks at what it has found.
+Node 1 hosts the standby of that store. If node 0 is lost, or says nothing for long, and the job
+survives losses, launchers go on there. Workers do so by themselves, and often sooner; they leave
+word in the standby, and launchers follow. So what a launcher has to say of its end it says to both.
+
+A call of a store whose host is frozen does not come back. So after the start one thread calls the
+store, another one the standby, a third one looks how long the first has waited, and the launcher,
+which must hear signals, only looks at what they have found.
+
+    calls the store    waits for an answer of node 0 ─────────────────┐ error: uses the standby
+    calls the standby  ───────────────── "the workers have moved" ─ cuts the connection
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from offbeat import launched
+from offbeat.launch.hosts import Pause, silence_s
 from offbeat.launch.job import LaunchError, Store, reach_store
+from offbeat.launch.streams import say
+from offbeat.worlds.sockets import addresses, cut_towards
 
 _PREFIX = "offbeat/launch"
 BEAT_S = 0.25
-SILENCE_S = 10.0
-"""A node whose launcher has said nothing for so long counts as lost."""
+_FOLLOW_S = 1.0
+"""So long after the workers have moved, the store may still say by an error that it is gone."""
 WELL = "well"
-Pause = Callable[[float], None]
-"""Sleeps, and raises when the launcher is told to end meanwhile."""
-
-
-def connect(address: str, port: int, patience_s: float, pause: Pause) -> tuple[Store, str]:
-    """Reach the store of node 0 when it is there; with this host's address on the way to it."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            with socket.create_connection((address, port), timeout=5.0) as connection:
-                mine = str(connection.getsockname()[0])
-            break
-        except socket.gaierror as error:
-            raise LaunchError(f"--master-addr {address}: {error.strerror}") from None
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"no launcher of node 0 was reached at {address}:{port} within "
-                    f"{patience_s:g} s ({error.strerror or error}); start it there with "
-                    f"--node-rank 0 --master-port {port}, and look at firewalls"
-                ) from None
-        pause(0.2)
-    return reach_store(address, port), mine
-
-
-def interface_of(address: str) -> str | None:
-    """The name of the network interface with this IPv4 address, unless it is a loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(asking.fileno(), 0x8915, request)  # SIOCGIFADDR
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return None if address.startswith("127.") else name
-    return None
 
 
 class Nodes:
@@ -81,19 +53,38 @@ class Nodes:
         self.ended: dict[int, str] = {}
         """Nodes whose workers have ended: `WELL`, or why."""
         self.stop = ""
+        self.standby = ""
+        """Host and port of the standby; empty if there is none."""
+        self.host = 0
+        """The node whose launcher has the store."""
+        self._spare: Any = None
+        self._silence_s = silence_s()
         self._beats: dict[int, tuple[int, float]] = {}
+        """Of each node: how many it has made, and for how long it has made none."""
+        self._looked_at = time.monotonic()
         self._looked = threading.Condition()
         self._asked = 0
         self._served = 0.0
-        self._answered = time.monotonic()
+        self._served_there = math.inf
+        self._answers = 0
         self._to_say: list[tuple[str, str]] = []
+        self._to_say_there: list[tuple[str, str]] = []
         self._closing = False
         self._gone = False
-        self._thread: threading.Thread | None = None
+        self._silent = ""
+        self._moved = False
+        self._cut = False
+        self._threads: list[threading.Thread] = []
 
-    def meet(self, workers: int, patience_s: float, pause: Pause) -> list[int]:
-        """Say how many workers this node brings; return how many each one brings."""
-        brings = json.dumps({"workers": workers, "nodes": self.nodes, "at": time.time_ns()})
+    def meet(
+        self, workers: int, patience_s: float, pause: Pause, standby: tuple[str, Store] | None
+    ) -> list[int]:
+        """Say how many workers this node brings, and what else; return how many each one brings."""
+        told: dict[str, Any] = {"workers": workers, "nodes": self.nodes, "at": time.time_ns()}
+        if standby is not None:
+            address, self._spare = standby
+            told["standby"] = f"{address}:{self._spare.port}"
+        brings = json.dumps(told)
         try:
             stands = bytes(self._store.compare_set(f"{_PREFIX}/node/{self.node}", "", brings))
             if stands.decode() != brings:
@@ -112,6 +103,7 @@ class Nodes:
                 said = json.loads(bytes(self._store.get(f"{_PREFIX}/node/{len(found)}")))
                 self._check(len(found), said["nodes"])
                 found.append(said["workers"])
+                self.standby = self.standby or said.get("standby", "")
             elif time.monotonic() > deadline:
                 raise LaunchError(
                     f"node {len(found)} of {self.nodes} has not come in time: start its launcher, "
@@ -128,10 +120,30 @@ class Nodes:
                 "give all the same"
             )
 
+    def reach_standby(self) -> None:
+        """Connect to the standby, if there is one; all nodes are there."""
+        if self.standby and self._spare is None:
+            address, _, port = self.standby.rpartition(":")
+            try:
+                self._spare = reach_store(address, int(port))
+            except LaunchError as error:
+                say(f"there is no standby of the store for this node: {error}")
+                self.standby = ""
+
     def watch(self, wake: Callable[[], None]) -> None:
         """Begin to look, and to call `wake` when something has changed."""
-        self._thread = threading.Thread(target=self._watch, args=(wake,), daemon=True)
-        self._thread.start()
+        self._start(self._watch, wake)
+        if self.nodes > 1:
+            self._start(self._watch_silence, wake)
+        if self._spare is not None:
+            self._served_there = 0.0
+            self._start(self._watch_standby, wake)
+
+    def _start(self, run: Callable[[Callable[[], None]], None], wake: Callable[[], None]) -> None:
+        name = f"offbeat-nodes-{len(self._threads)}"
+        thread = threading.Thread(target=run, args=(wake,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def look(self, patience_s: float = 2.0) -> None:
         """Wait until everything has been looked at anew; not for long."""
@@ -139,7 +151,9 @@ class Nodes:
             self._asked += 1
             wanted = self._asked
             self._looked.notify_all()
-            self._looked.wait_for(lambda: self._served >= wanted, patience_s)
+            self._looked.wait_for(
+                lambda: min(self._served, self._served_there) >= wanted, patience_s
+            )
 
     def say_end(self, why: str) -> None:
         """Tell the others that no worker runs here any more."""
@@ -153,30 +167,49 @@ class Nodes:
         """Say whether some other node has workers, as far as is known."""
         return len({*self.ended, self.node}) < self.nodes
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the standby is in use, by the workers at least."""
+        return self._moved or self.host > 0
+
+    @property
+    def keeps_store(self) -> bool:
+        """Whether this launcher has the store that workers use, of other nodes too."""
+        return self.node == (1 if self.has_moved else 0)
+
     def close(self) -> None:
         """Stop looking."""
         with self._looked:
             self._closing = True
             self._looked.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=0.5)
+        for thread in self._threads:
+            thread.join(timeout=0.5)
+        if any(thread.is_alive() for thread in self._threads):
+            # In the middle of a call: who comes out of one while Python ends, aborts the process.
+            for store in (self._store, self._spare):
+                if store is not None:
+                    cut_towards(addresses(store.host), store.port)
+            for thread in self._threads:
+                thread.join(timeout=0.5)
 
     def _say(self, key: str, value: str) -> None:
         with self._looked:
             self._to_say.append((key, value))
+            self._to_say_there.append((key, value))
         self.look()
 
+    # --- in threads of their own -----------------------------------------------------------
+
     def _watch(self, wake: Callable[[], None]) -> None:
-        if self.nodes > 1:
-            threading.Thread(target=self._watch_silence, args=(wake,), daemon=True).start()
         while not self._closing and not self._gone:
             before, serving = self._known(), self._asked
             try:
                 self._look_once()
+                if self._moved and not self.host:
+                    self._use_standby()
             except RuntimeError as error:
-                self._gone = True
-                self.stop = f"the store of node 0 is gone ({str(error).splitlines()[0]})"
-            self._answered = time.monotonic()
+                self._lose_store(f"the store of node 0 is gone ({str(error).splitlines()[0]})")
+            self._answers += 1
             if self._known() != before:
                 wake()
             with self._looked:
@@ -185,25 +218,109 @@ class Nodes:
                 often = self.nodes > 1 or self.joiners - self.joined
                 self._looked.wait_for(self._is_wanted, BEAT_S if often else None)
 
+    def _lose_store(self, why: str) -> None:
+        """Go on with the standby, if the workers do."""
+        why = self._silent or why
+        if self._closing:
+            return
+        if self.host or self.node == 0 or not self._survives_there():
+            self._gone, self.stop = True, why
+            return
+        ended = self._silent or not self._cut  # else it may only have been slow, and follow
+        self._use_standby()
+        if ended:
+            self.ended[0] = f"{why}; its standby is in use"
+
+    def _survives_there(self) -> bool:
+        """Whether there is a standby, and the workers go on with it."""
+        try:
+            # They may have said so since the last look.
+            spare = self._spare
+            return spare is not None and (self.survives or spare.check([launched.SURVIVE_KEY]))
+        except RuntimeError:
+            return False
+
+    def _use_standby(self) -> None:
+        with self._looked:
+            self.survives = True
+            if self._spare is None:  # lost in this moment
+                self._gone, self.stop = True, "the standby of the store is gone as well"
+                return
+            self._store, self.host = self._spare, 1
+        self._silent = ""
+        self._beats.clear()
+
     def _is_wanted(self) -> bool:
-        return self._closing or self._asked > self._served
+        following = self._moved and not self.host
+        return self._closing or following or self._asked > self._served
+
+    def _cut_store(self) -> None:
+        """Have whoever waits for the store come out; not if that has been done already."""
+        with self._looked:
+            if not self.host and self.node != 0:
+                self._cut = True
+                cut_towards(addresses(self._store.host), self._store.port)
 
     def _watch_silence(self, wake: Callable[[], None]) -> None:
+        """Looks are counted: a launcher that was frozen itself has not looked."""
+        answers, looks = -1, 0
         while not self._closing and not self.stop:
             time.sleep(BEAT_S)
-            if time.monotonic() - self._answered > SILENCE_S:
-                self.stop = f"the store of node 0 has not answered for {SILENCE_S:g} s"
+            looks = looks + 1 if answers == self._answers else 0
+            answers = self._answers
+            if looks * BEAT_S < self._silence_s:
+                continue
+            looks = 0
+            silent = f"the store of node {self.host} has not answered for {self._silence_s:g} s"
+            if self._silent or self.host or self._spare is None:
+                self.stop = silent
                 wake()
+            else:
+                self._silent = silent
+                self._cut_store()
+
+    def _watch_standby(self, wake: Callable[[], None]) -> None:
+        """Say there what is to be said, and follow the workers if they have moved there."""
+        try:
+            client: Any = self._spare.clone() if hasattr(self._spare, "clone") else self._spare
+            while not self._closing:
+                serving = self._asked
+                while self._to_say_there:
+                    client.compare_set(self._to_say_there[0][0], "", self._to_say_there[0][1])
+                    self._to_say_there.pop(0)
+                if not self._moved and client.check([launched.MOVED_KEY]):
+                    self._follow()
+                with self._looked:
+                    self._served_there = serving
+                    self._looked.notify_all()
+                    self._looked.wait_for(self._is_wanted_there, BEAT_S)
+        except RuntimeError:
+            with self._looked:
+                if not self.host:  # else it is noticed where it is used
+                    self._spare = None
+        with self._looked:
+            self._served_there = math.inf
+            self._looked.notify_all()
+
+    def _is_wanted_there(self) -> bool:
+        return self._closing or self._asked > self._served_there
+
+    def _follow(self) -> None:
+        """The workers have moved: look at the store once more, and leave it."""
+        with self._looked:
+            self._moved = True
+            self._looked.notify_all()
+            self._looked.wait_for(lambda: self._closing or self.host, _FOLLOW_S)
+        self._cut_store()
 
     def _known(self) -> tuple[object, ...]:
         return self.survives, self.stop, len(self.ended), len(self.joined)
 
     def _look_once(self) -> None:
-        with self._looked:
-            saying, self._to_say = self._to_say, []
-        for key, value in saying:
-            self._store.compare_set(key, "", value)
-        self.survives = self._store.check([launched.SURVIVE_KEY])
+        while self._to_say:
+            self._store.compare_set(self._to_say[0][0], "", self._to_say[0][1])
+            self._to_say.pop(0)
+        self.survives = self.host > 0 or self._store.check([launched.SURVIVE_KEY])
         for worker in self.joiners - self.joined:
             if self._store.check([launched.joined_key(worker)]):
                 self.joined.add(worker)
@@ -215,11 +332,15 @@ class Nodes:
         if self._store.check([f"{_PREFIX}/stop"]):
             self.stop = bytes(self._store.get(f"{_PREFIX}/stop")).decode()
         now = time.monotonic()
+        # A launcher that was frozen itself has not looked.
+        passed_s = min(now - self._looked_at, 2 * BEAT_S)
+        self._looked_at = now
         for node in set(range(self.nodes)) - {self.node, *self.ended}:
             beats = self._store.add(f"{_PREFIX}/beat/{node}", 0)
-            if self._beats.get(node, (-1, now))[0] != beats:
-                self._beats[node] = beats, now
+            before, silent_s = self._beats.get(node, (-1, 0.0))
+            silent_s = silent_s + passed_s if beats == before else 0.0
+            self._beats[node] = beats, silent_s
             if self._store.check([f"{_PREFIX}/end/{node}"]):
                 self.ended[node] = bytes(self._store.get(f"{_PREFIX}/end/{node}")).decode()
-            elif now - self._beats[node][1] > SILENCE_S:
-                self.ended[node] = f"its launcher has said nothing for {SILENCE_S:g} s"
+            elif silent_s > self._silence_s:
+                self.ended[node] = f"its launcher has said nothing for {self._silence_s:g} s"

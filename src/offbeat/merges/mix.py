@@ -53,6 +53,7 @@ class Mix(Shift):
         self._beta = beta
         self._trained = sum(len(group["params"]) for group in optimizer.param_groups)
         self._stale = False  # the parameters are older than the base
+        self._rates: list[float] = []  # the others', of a worker that joins, until it has its own
         self._own: list[Tensor] = []  # this worker's model, while all take the mean of theirs
         self._kept = {
             name: [torch.zeros_like(base) for base in self._base.views[: self._trained]]
@@ -111,14 +112,43 @@ class Mix(Shift):
         torch._foreach_copy_(x, z)
 
     def regrouped(self, given: Flats | None) -> None:
-        """A worker is lost, and with it what balanced the others' memories; begin them anew.
+        """The members have changed, and what balances their memories; begin them anew.
 
         What it has `given` to a round that is made again is changed as if that had been before.
         """
 
+    # --- a worker joins ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def take_in(self, channel: Channel, new: Sequence[int], mine: bool) -> None:
+        """Have those who are new begin with the mean of the others' models: so it stays as it is.
+
+        Bucket by bucket; and with their learning rates, since momenta that track others' balance
+        only if these are the same.
+        """
+        others = float(len(channel.members) - len(new))
+        rates = torch.tensor(self._gammas(), dtype=torch.float64)
+        for tensor in (rates, *self._base.tensors):
+            mean = torch.zeros_like(tensor) if mine else tensor.clone()
+            channel.all_reduce(mean).wait()
+            if mine:
+                tensor.copy_(mean.div_(others))  # nobody reads it yet: see rounds/means.py
+        if mine:
+            self._rates, self._stale = rates.tolist(), True
+            for tensors in self._kept.values():
+                torch._foreach_zero_(tensors)
+
+    def for_joiner(self) -> dict[str, Any]:
+        """Nothing: it has got a model from all of them."""
+        return {}
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Go by one's own learning rates from here on, which are the giver's."""
+        self._rates = []
+
     def _gammas(self) -> list[float]:
         """The learning rate, by parameter; 1, in an optimizer that has none."""
-        return [
+        return list(self._rates) or [
             float(group.get("lr", 1.0))
             for group in self._optimizer.param_groups
             for _ in group["params"]

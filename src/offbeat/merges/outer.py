@@ -55,6 +55,16 @@ class Outer(Shift):
         torch._foreach_add_([self._base.bodies[bucket] for bucket in buckets], bodies)
         return round.sum, 1.0
 
+    def for_joiner(self) -> dict[str, Any]:
+        """The momentum, too."""
+        return {**super().for_joiner(), "outer": self._buffer.views if self._momentum else []}
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Be where another worker's rounds have brought it."""
+        super().join(state)
+        for mine, given in zip(self._buffer.views, state["outer"], strict=False):
+            mine.copy_(given)
+
     def state_dict(self) -> dict[str, Any]:
         """The momentum, too."""
         buffers = self._buffer.views if self._momentum else []

@@ -31,9 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.merges.shift import Buckets, Shift, _add, _copy
+from offbeat.merges.buffers import Buckets, add, copy
+from offbeat.merges.shift import Shift
 from offbeat.merges.statistics import copies, hold
-from offbeat.rounds import Flats, Groups, Layout, Round
+from offbeat.rounds import Flats, Layout, Round
 from offbeat.worlds import Channel, World
 
 
@@ -43,14 +44,10 @@ class Public(Shift):
     common = False
     spares = True
 
-    def __init__(
-        self, layout: Layout, alone: bool, world: World, groups: Groups, statistics: int
-    ) -> None:
+    def __init__(self, layout: Layout, alone: bool, world: World, statistics: int) -> None:
         """The last tensors of the layout, so many, are running statistics."""
         super().__init__(layout, alone)
         self.statistics = statistics
-        self._rank = world.rank
-        self._groups = groups
         # All below is shared by the program and the background, under this.
         self._lock = world.condition("the public model")
         self._given: Flats | None = None  # what the round under way has taken
@@ -79,7 +76,7 @@ class Public(Shift):
                 self._publish()
             else:
                 self._drop_owed()
-                _copy(self._base.views, self._parameters)
+                copy(self._base.views, self._parameters)
             self._moved = self._behind = False
         return bad
 
@@ -102,7 +99,7 @@ class Public(Shift):
         with self._lock:
             self._drop_owed()
             self._behind = self._moved = False
-            _copy(self._base.views, self._parameters)
+            copy(self._base.views, self._parameters)
 
     # --- the background ----------------------------------------------------------------------
 
@@ -116,17 +113,16 @@ class Public(Shift):
             body.copy_(public)
             yield
 
-    def land(self, round: Round, sums: Flats, last: bool) -> Round:
+    def land(self, round: Round, sums: Flats) -> Round:
         """Have the public model shifted by a round whose sums are here, and will not be needed."""
-        members = self._groups.everyone if last else self._groups.of(round.round, self._rank)
         with self._lock:
             given, self._given = self._given, None
             assert given is not None, "a round has taken it"
-            if len(members) > 1:
-                self._landed(given, sums, len(members))
+            if len(round.group) > 1:
+                self._landed(given, sums, len(round.group))
             if given is not self._base:
                 self._give_back(given)
-        return round.but(group=members, divisor=float(len(members)))
+        return round
 
     def fold(self, round: Round) -> None:
         """It has landed."""
@@ -141,7 +137,16 @@ class Public(Shift):
 
     def read(self, into: Flats) -> None:
         with self._lock:
-            _copy(self._base.views, into.views)
+            copy(self._base.views, into.views)
+
+    def for_joiner(self) -> dict[str, Any]:
+        with self._lock:
+            return {"base": [each.clone() for each in self._base.views]}
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Begin with another worker's public model."""
+        with self._lock:
+            super().join(state)
 
     # --- under lock --------------------------------------------------------------------------
 
@@ -152,14 +157,14 @@ class Public(Shift):
             if self._owed is None:
                 self._owed = self._buffer()
                 torch._foreach_zero_(self._owed.bodies)
-            _add(self._owed.bodies, sums.bodies, 1.0)
-            _add(self._owed.bodies, given.bodies, -1.0)
+            add(self._owed.bodies, sums.bodies, 1.0)
+            add(self._owed.bodies, given.bodies, -1.0)
         if on_time:
             torch._foreach_copy_(self._base.bodies, sums.bodies)
         else:
             before, mean = (copies(each.views, self.statistics) for each in (self._base, sums))
-            _add(sums.bodies, given.bodies, -1.0)
-            _add(self._base.bodies, sums.bodies, 1.0)
+            add(sums.bodies, given.bodies, -1.0)
+            add(self._base.bodies, sums.bodies, 1.0)
             hold(self._base.views, before, mean)
         self._behind = not self._moved
 
@@ -174,10 +179,10 @@ class Public(Shift):
         copied = [own and not self._moved for own in self._stepped]
         mine = self._hidden or self._parameters
         if any(copied):
-            _copy(_those(self._base.views, copied), _those(mine, copied))
+            copy(_those(self._base.views, copied), _those(mine, copied))
         if self._owed is not None and not all(copied):
             added, before = [not each for each in copied], copies(mine, self.statistics)
-            _add(_those(mine, added), _those(self._owed.views, added), 1.0)
+            add(_those(mine, added), _those(self._owed.views, added), 1.0)
             hold(mine, before, self._base.views)
         self._drop_owed()
         self._behind = False
@@ -185,7 +190,7 @@ class Public(Shift):
     def _publish(self) -> None:
         if self._given is self._base:  # a round is under way with it
             self._base = self._buffer()
-        _copy(self._parameters, self._base.views)
+        copy(self._parameters, self._base.views)
 
     def _buffer(self) -> Flats:
         return self._spare.pop() if self._spare else Flats(self._layout)
@@ -203,10 +208,8 @@ class Offered(Public):
     worker has missed it sees the newest.
     """
 
-    def __init__(
-        self, layout: Layout, alone: bool, world: World, groups: Groups, statistics: int
-    ) -> None:
-        super().__init__(layout, alone, world, groups, statistics)
+    def __init__(self, layout: Layout, alone: bool, world: World, statistics: int) -> None:
+        super().__init__(layout, alone, world, statistics)
         self._news: Flats | None = None  # the mean of the newest round that it has not taken
         self._members = 1  # of that round
         self._late = False
@@ -241,7 +244,7 @@ class Offered(Public):
         if self._late:  # (sum + own) / (members + 1)
             torch._foreach_lerp_(list(mine), list(mean), members / (members + 1))
         else:
-            _copy(mean, mine)
+            copy(mean, mine)
         self._give_back(self._news)
         self._news = None
 

@@ -32,11 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.merges.buffers import Buckets, add, copy, has, of
 from offbeat.merges.statistics import copies, hold
 from offbeat.rounds import Flats, Land, Layout, Round
 from offbeat.worlds import Channel
-
-Buckets = tuple[int, ...] | None  # some of a layout's, or all: see rounds/fragments.py
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,8 @@ class Shift:
     """How many of the layout's last tensors are running statistics: see statistics.py."""
     land: Land | None = None
     """Takes what every round has summed up, before anybody hears of it, if it does: see Public."""
+    joins = True
+    """Whether a worker can join: what it needs of another one is in `for_joiner`."""
     guard: Callable[[], AbstractContextManager[None]] = nullcontext
     """Without a common base: what to hold while parameters change elsewhere than in a round."""
 
@@ -77,7 +78,7 @@ class Shift:
         self._moved = False  # own steps since the latest place
         self._hidden: list[Tensor] = []  # one's own parameters, while the base is in their place
         self._base = Flats(layout)
-        _copy(self._parameters, self._base.views)
+        copy(self._parameters, self._base.views)
 
     def check(self) -> None:
         """Raise unless the parameters are this worker's own."""
@@ -124,7 +125,7 @@ class Shift:
 
     def _since(self, bucket: int) -> Flats:
         """Where this worker's moves of a bucket that no round has taken begin."""
-        given = (each.at for each in reversed(self._places) if _has(each.buckets, bucket))
+        given = (each.at for each in reversed(self._places) if has(each.buckets, bucket))
         return next(given, self._base)
 
     @torch.no_grad()
@@ -132,9 +133,9 @@ class Shift:
         """Where this worker is; of these buckets, if not of all."""
         place = self._spare.pop() if self._spare else Flats(self._layout)
         here, numbers = self._hidden or self._parameters, self._numbers(buckets)
-        _copy([here[n] for n in numbers], [place.views[n] for n in numbers])
+        copy([here[n] for n in numbers], [place.views[n] for n in numbers])
         if self._owed is not None:
-            _add(place.bodies, self._owed.bodies, 1.0)
+            add(place.bodies, self._owed.bodies, 1.0)
         if self._owes_numbers:
             self._return_to_numbers(place.views)
         if self._owed is not None:
@@ -171,12 +172,12 @@ class Shift:
             return
         if not self._is_at_base:
             before = copies(self._parameters, self.statistics)
-            _add(self._parameters, owed.views, 1.0)
+            add(self._parameters, owed.views, 1.0)
             if returns:
                 self._return_to_numbers(self._parameters)
             hold(self._parameters, before, self._base.views)
         else:
-            _copy(self._base.views, self._parameters)
+            copy(self._base.views, self._parameters)
 
     def agreed(self) -> Sequence[Tensor]:
         """The base."""
@@ -196,7 +197,7 @@ class Shift:
         by = self._advance(round) if good else (round.sum, 0.0)
         self._stands = None if stood else self._stands
         if round.bad is None and owed is None and self._is_at_base:  # without rounding
-            _copy(self._base.views, self._parameters)
+            copy(self._base.views, self._parameters)
             if place is not None:
                 self._give_back(place)
             return
@@ -206,7 +207,7 @@ class Shift:
             for number, (base, before) in enumerate(
                 zip(self._base.bodies, place.bodies, strict=True)
             ):
-                if not _has(gave.buckets, number):
+                if not has(gave.buckets, number):
                     continue
                 torch.sub(base, before, out=before)
                 if round.bad is not None:
@@ -228,7 +229,7 @@ class Shift:
     def _advance(self, round: Round) -> tuple[Flats, float]:
         """Move the base by what a round has brought; say by how much: a buffer times a number."""
         mean, buckets = 1 / round.divisor, round.buckets
-        _add(_of(self._base, buckets), _of(round.sum, buckets), mean)
+        add(of(self._base, buckets), of(round.sum, buckets), mean)
         return round.sum, mean
 
     def _meet(self, place: Flats) -> None:
@@ -243,7 +244,7 @@ class Shift:
         """Alone: one's own moves are the mean, without rounding."""
         self._stands = None
         if place is None:
-            _copy(self._parameters, self._base.views)
+            copy(self._parameters, self._base.views)
         else:
             self._base, place = place, self._base
             self._give_back(place)
@@ -257,7 +258,7 @@ class Shift:
     def settled(self, channel: Channel | None = None) -> None:
         """Have the base in the parameters for good: no moves are left but what was rounded."""
         self.adopt()
-        _copy(self._base.views, self._parameters)
+        copy(self._base.views, self._parameters)
 
     @property
     def shown(self) -> bool:
@@ -266,21 +267,21 @@ class Shift:
 
     def read(self, into: Flats) -> None:
         """Write what this worker's model is, own moves and folded rounds included."""
-        _copy(self._hidden or self._parameters, into.views)
+        copy(self._hidden or self._parameters, into.views)
         if self._owed is not None:
-            _add(into.bodies, self._owed.bodies, 1.0)
+            add(into.bodies, self._owed.bodies, 1.0)
 
     def show(self, agreed: Sequence[Tensor] | None = None) -> bool:
         """Have the base, or something else, in the parameters for a while; False if it is there."""
         if self._hidden:
             return False
         self._hidden = [each.detach().clone() for each in self._parameters]
-        _copy(self._base.views if agreed is None else agreed, self._parameters)
+        copy(self._base.views if agreed is None else agreed, self._parameters)
         return True
 
     def hide(self) -> None:
         """Have the very bits again that were there before."""
-        _copy(self._hidden, self._parameters)
+        copy(self._hidden, self._parameters)
         self._hidden = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,9 +294,18 @@ class Shift:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved, the parameters included."""
-        _copy(state["base"], self._base.views)
-        _copy(state["parameters"], self._parameters)
+        copy(state["base"], self._base.views)
+        copy(state["parameters"], self._parameters)
         self._moved = state["moved"]
+
+    def for_joiner(self) -> dict[str, Any]:
+        """What a worker needs that joins: all that rounds have made, and nothing of one's own."""
+        return {"base": self._base.views}
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Be where another worker's rounds have brought it; the parameters, too."""
+        copy(state["base"], self._base.views)
+        copy(state["base"], self._parameters)
 
     def _give_back(self, place: Flats) -> None:
         if not self._spare:
@@ -307,43 +317,25 @@ class Shift:
     def _shift(self, by: Flats, scale: float, owed: Flats | None, buckets: Buckets) -> None:
         """Move all that comes after the base."""
         if owed is not None:
-            _add(_of(owed, buckets), _of(by, buckets), scale)
+            add(of(owed, buckets), of(by, buckets), scale)
         elif buckets is None:
-            _add(self._parameters, by.views, scale)
+            add(self._parameters, by.views, scale)
         else:
             numbers = self._numbers(buckets)
             here, there = ([each[n] for n in numbers] for each in (self._parameters, by.views))
-            _add(here, there, scale)
+            add(here, there, scale)
         for place in self._places:
-            _add(_of(place.at, buckets), _of(by, buckets), scale)
+            add(of(place.at, buckets), of(by, buckets), scale)
 
     def _numbers(self, buckets: Buckets) -> Sequence[int]:
         """The parameters in these buckets."""
         if buckets is None:
             return range(len(self._parameters))
-        of = self._layout.buckets
-        return [number for bucket in buckets for number in of[bucket].parameters]
+        every = self._layout.buckets
+        return [number for bucket in buckets for number in every[bucket].parameters]
 
     def _return_to_numbers(self, *own: Sequence[Tensor]) -> None:
         """Whatever of one's own has left them goes back to the base."""
         for mine in own:
             for each, base in zip(mine, self._base.views, strict=True):
                 each.copy_(torch.where(each.isfinite(), each, base))
-
-
-def _has(buckets: Buckets, bucket: int) -> bool:
-    return buckets is None or bucket in buckets
-
-
-def _of(flats: Flats, buckets: Buckets) -> Sequence[Tensor]:
-    """The bodies of these buckets."""
-    return flats.bodies if buckets is None else [flats.bodies[number] for number in buckets]
-
-
-@torch.no_grad()
-def _copy(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-    torch._foreach_copy_(list(into), list(values))
-
-
-def _add(to: Sequence[Tensor], values: Sequence[Tensor], scale: float) -> None:
-    torch._foreach_add_(list(to), list(values), alpha=scale)

@@ -54,7 +54,10 @@ class Opening(MicroBatch):
         self.arrival: Arrival = "on time"
         """What became of the latest micro-batch."""
         self.memory: dict[str, Any] = {}
-        """What the algorithm remembers between steps; goes into checkpoints."""
+        """What the algorithm remembers between steps, alike on all workers, so that a worker which
+        joins is given it; goes into checkpoints."""
+        self.own: dict[str, Any] = {}
+        """The same, of what is this worker's alone: one that joins begins it anew."""
         self.names = tuple(names)
         self.parameters = tuple(parameters)
         self._everything = range(len(self.parameters))
@@ -156,10 +159,14 @@ class Opening(MicroBatch):
         return partial(SumOverAll, launches=partial(CodedLaunches, coder))
 
     @property
-    def models(self) -> Channel:
-        """The program's own channel, between rounds, to all members."""
-        if self._models.epoch != self.world.epoch:
-            self._models = self.world.channel(self.name)
+    def can_be_joined(self) -> bool:
+        """Whether a worker can join: what rounds do, and what is done with them, allow for it."""
+        return self.engine.joins and (self.shift is None or self.shift.joins)
+
+    def models_in(self, epoch: int) -> Channel:
+        """The program's own channel, between rounds, to all members of this epoch."""
+        if self._models.epoch != epoch:
+            self._models = self.world.channel_in(epoch, self.name)
         return self._models
 
     @property

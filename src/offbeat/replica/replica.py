@@ -140,10 +140,12 @@ class Replica(Opening):
 
     def _settle_models(self, shift: Shift) -> None:
         """All have left: have what they agree on in the parameters; again, if one is lost then."""
-        if shift.common or not self.world.survives:
-            shift.settled(self.models)
+        if shift.common:
+            shift.settled()
         else:
-            self.world.meet(f"{self.name}/settled", act=lambda: shift.settled(self.models))
+            self.world.together(
+                f"{self.name}/settled", lambda epoch: shift.settled(self.models_in(epoch))
+            )
 
     def own_step(self) -> Round:
         """This worker's own gradient, as if it were a round: models drift until they are merged."""
@@ -180,10 +182,11 @@ class Replica(Opening):
             self.shift.check()
         return self.known(self.engine.settle())
 
-    def resume(self) -> None:
-        """Go on after `settle`."""
-        self.engine.resume()
+    def resume(self) -> tuple[int, ...]:
+        """Go on after `settle`; the members, of which all have come to that."""
+        members = self.engine.resume()
         self.compute_began = self.round_began = self.world.now()
+        return members
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -211,6 +214,7 @@ class Replica(Opening):
             "step": self.step,
             "rounds": self.engine.state_dict(),
             "memory": deepcopy(self.memory),
+            "own": deepcopy(self.own),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "shift": None if self.shift is None else self.shift.state_dict(),
             "overlap": self.overlap.on,
@@ -222,7 +226,7 @@ class Replica(Opening):
         self.loads += 1
         self.round, self.step = state["round"], state["step"]
         self.engine.load_state_dict(state["rounds"])
-        self.memory = deepcopy(state["memory"])
+        self.memory, self.own = deepcopy(state["memory"]), deepcopy(state["own"])
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
         if self.shift is not None:
@@ -230,6 +234,12 @@ class Replica(Opening):
         self.overlap.on = state["overlap"]
         if self.coder is not None and state["codec"] is not None:
             self.coder.load_state_dict(state["codec"])
+
+    def go_on_after(self, other: Replica) -> None:
+        """This worker had another replica before it was expelled: count on from there."""
+        self.dropped_samples, self.step = other.dropped_samples, other.step
+        if other.engine.asks_end:
+            self.engine.ask_end()
 
     def stepped(self) -> None:
         """The step is over."""

@@ -24,7 +24,8 @@ class RoundStats(NamedTuple):
 class Stats:
     """Totals of one worker since it was attached, and its latest rounds.
 
-    What was computed and is neither applied nor dropped is pending: no gradient gets lost.
+    What was computed and is neither applied nor dropped is pending: no gradient gets lost. But if
+    the others have gone on without this worker, and it has joined them again: `expelled_samples`.
     """
 
     rank: int
@@ -43,6 +44,12 @@ class Stats:
     abandoned_s: float = 0.0
     lost_samples: float = 0.0
     """What workers that have been lost had computed, and no round holds; the same on all others."""
+    expelled_samples: float = 0.0
+    """What this worker had computed and seen in no round when the others went on without it: they
+    know what rounds hold of it, and have counted the rest as lost."""
+    inherited_samples: float = field(default=0.0, repr=False)
+    """Of a worker that has joined: what rounds to come hold of who was lost in its place, perhaps
+    of itself. It is not this one's to count: that one had computed it."""
     dropped_share: float = 0.0
     """DropCompute: the mean share of a round's planned micro-batches that were not begun."""
     staleness: Counter[int] = field(default_factory=Counter)
@@ -65,7 +72,8 @@ class Stats:
     @property
     def pending_samples(self) -> float:
         """What this worker has computed that no applied round holds yet."""
-        return self.computed_samples - self.applied_samples - self.dropped_samples
+        known = self.applied_samples + self.dropped_samples + self.expelled_samples
+        return self.computed_samples - known
 
     def copy(self, dropped_samples: float, dropped_share: float, lost_samples: float) -> Stats:
         """Return these totals as they are now."""
@@ -83,7 +91,10 @@ class Stats:
         merge = applied.merge
         assert merge is not None
         if merge.counts:
-            self.applied_samples += applied.samples_by_rank[self.rank]
+            mine = applied.samples_by_rank[self.rank]
+            before = min(mine, self.inherited_samples)
+            self.inherited_samples -= before
+            self.applied_samples += mine - before
         if merge.own:
             return
         self.rounds += 1

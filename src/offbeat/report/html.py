@@ -12,19 +12,33 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from offbeat.report.columns import packed
 from offbeat.report.curves import curve
 from offbeat.report.files import WholeFile
-from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
+from offbeat.report.pieces import breakable, filled, whole
 from offbeat.report.runs import Run, Runs
 from offbeat.report.spans import STATES, seconds_by_state, spans
-from offbeat.report.summary import cells, headings, rows, seconds_of
+from offbeat.report.summary import all_plain, cells, headings, rows, seconds_of
 
 CHARTS = ("look.js", "shared.js", "timeline.js", "charts.js", "runs.js")
 """Scripts of page/ that draw what `data` gives, on any page that has places for it."""
+
+_NOTE = (
+    "A target is reached where the learning curve, smoothed over a fixed number of samples, "
+    "comes to it and is confirmed by the window after it. Times are medians over the seeds; a "
+    "seed that never got there counts as infinitely long. Speed-up is over the synchronous "
+    "algorithm on the same cluster, seed by seed: the samples a second times the samples "
+    "needed, each as so many times the better. In brackets: bootstrap intervals of 95 %; with "
+    "fewer than 5 seeds, hardly more than the seeds themselves. Waited is the sum over all "
+    "workers. Accuracy or loss is the mean. lr is the factor of the task's learning rate, and "
+    "what follows the algorithm's name its size, that suited it best of those that were tried."
+)
+_PLAIN_NOTE = (
+    "Utilisation is the share of their time in which workers compute. Waited is the sum over all "
+    "of them. Staleness is in rounds. To compare methods, let them race: offbeat race."
+)
 
 
 def write(runs: Runs, path: str | Path) -> None:
@@ -36,18 +50,21 @@ def write(runs: Runs, path: str | Path) -> None:
 
 def page(runs: Runs) -> str:
     """Return the whole page."""
-    return Template(part("page/page.html")).substitute(
-        title=html.escape(_title(runs)),
-        facts=" · ".join(map(html.escape, _facts(runs))),
-        verdicts="".join(f"<p>{html.escape(text)}</p>" for text in runs.verdicts),
+    return whole(
+        "page.html",
+        title=_title(runs),
+        facts=_facts(runs),
+        verdicts=runs.verdicts,
+        source="its records",
+        styles=(),
+        scripts=(*CHARTS, "page.js"),
+        data=data(runs),
+        comparison="In short" if (plain := all_plain(rows(runs))) else "Comparison",
         table=_table(runs),
+        note=_PLAIN_NOTE if plain else _NOTE,
         failures=failures(runs),
-        options=options(runs),
+        timeline=timeline(runs),
         details=details(runs),
-        style=part("page/style.css"),
-        data=as_json(data(runs)),
-        library=as_script(part("vendor/echarts.min.js")),
-        scripts=scripts_of(*CHARTS, "page.js"),
     )
 
 
@@ -87,7 +104,7 @@ def _table(runs: Runs) -> str:
     head = "".join(f'<th scope="col">{text}</th>' for text in texts)
     body = ""
     for number, row in enumerate(compared):
-        name, *values = (html.escape(text) for text in cells(row))
+        name, *values = (html.escape(text) for text in cells(row, all_plain(compared)))
         best = ' class="best"' if len(known) > 1 and row.seconds_to_target == min(known) else ""
         swatch = f'<i class="swatch" data-group="{number}"></i>'
         body += f'<tr{best}><th scope="row">{swatch}{breakable(name)}</th>'
@@ -95,12 +112,11 @@ def _table(runs: Runs) -> str:
     return f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
 
 
-def options(runs: Runs) -> str:
-    """The runs that can be looked at."""
-    return "".join(
-        f'<option value="{number}">{html.escape(run.name)}</option>'
-        for number, run in enumerate(runs)
-    )
+def timeline(runs: Runs) -> str:
+    """The timeline of a run, and the runs that it can be of."""
+    names = (html.escape(run.name) for run in runs)
+    options = (f'<option value="{number}">{name}</option>' for number, name in enumerate(names))
+    return filled("page/timeline.html", options="".join(options))
 
 
 def failures(runs: Runs) -> str:

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+from collections.abc import Iterable
 from importlib.resources import files
+from string import Template
 from typing import Any
+
+
+def whole(
+    main: str,
+    *,
+    title: str,
+    facts: Iterable[str],
+    verdicts: Iterable[str],
+    source: str,
+    styles: Iterable[str],
+    scripts: Iterable[str],
+    data: dict[str, Any],
+    **places: str,
+) -> str:
+    """A page that needs nothing else: `main`, a file of page/ with its places filled, in the frame.
+
+    `places` are HTML; all other texts are not.
+    """
+    return filled(
+        "page/frame.html",
+        main=filled(f"page/{main}", **places),
+        title=html.escape(title),
+        facts=" · ".join(map(html.escape, facts)),
+        verdicts="".join(f"<p>{html.escape(text)}</p>" for text in verdicts),
+        source=source,
+        style="".join(part(f"page/{name}") for name in ("style.css", *styles)),
+        data=as_json(data),
+        library=as_script(part("vendor/echarts.min.js")),
+        scripts=as_script("\n".join(part(f"page/{name}") for name in scripts)),
+    )
+
+
+def filled(name: str, **places: str) -> str:
+    """A file of page/ with its places filled."""
+    return Template(part(name)).substitute(places)
 
 
 def part(name: str) -> str:
@@ -21,11 +59,6 @@ def as_json(data: dict[str, Any]) -> str:
 def as_script(source: str) -> str:
     """As a script that nothing in it can end: in strings and patterns, <\\/ is </."""
     return re.sub(r"</(?=script)", r"<\\/", source, flags=re.IGNORECASE)
-
-
-def scripts_of(*names: str) -> str:
-    """Scripts of page/, one after the other."""
-    return as_script("\n".join(part(f"page/{name}") for name in names))
 
 
 def breakable(name: str) -> str:

@@ -41,6 +41,9 @@ _NARROW_TIMED = (
 )
 
 
+_NARROW_PLAIN = ("run", "utilisation", "waited", "dropped", "staleness")
+
+
 @dataclass(frozen=True)
 class Row:
     """What came of one algorithm, over all its seeds. None where the records do not say."""
@@ -101,6 +104,11 @@ class Row:
         """Whether nothing is learnt: what is compared is speed."""
         return self.samples_per_s is not None
 
+    @property
+    def plain(self) -> bool:
+        """Whether an ordinary script has run: nothing is known of a target or a learning curve."""
+        return not (self.aims or self.accuracies or self.losses or self.timed or self.rate)
+
 
 def rows(runs: Runs) -> list[Row]:
     """Compare the algorithms."""
@@ -134,6 +142,8 @@ def headings(runs: Runs) -> tuple[str, ...]:
             "dropped",
             "staleness, mean and most",
         )
+    if all_plain(compared):
+        return ("run", "utilisation", f"waited, {seconds}", "dropped", "staleness, mean and most")
     return (
         "algorithm",
         "lr",
@@ -149,8 +159,16 @@ def headings(runs: Runs) -> tuple[str, ...]:
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row as text, under the headings."""
+def cells(row: Row, plain: bool) -> tuple[str, ...]:
+    """A row as text, under the headings; `plain` if all rows are."""
+    if plain:
+        return (
+            row.name,
+            _text(row.utilization, "{:.0%}"),
+            _text(row.waited_s, "{:,.1f}"),
+            _text(row.dropped, "{:.0%}"),
+            _staleness(row),
+        )
     if row.timed:
         return (
             row.name,
@@ -182,6 +200,11 @@ def _learnt_cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def all_plain(compared: Sequence[Row]) -> bool:
+    """Whether there is nothing to compare but how time was spent."""
+    return bool(compared) and all(row.plain for row in compared)
+
+
 def _all_timed(compared: Sequence[Row]) -> bool:
     return bool(compared) and all(row.timed for row in compared)
 
@@ -189,7 +212,7 @@ def _all_timed(compared: Sequence[Row]) -> bool:
 def table(runs: Runs) -> Table:
     """The comparison, for a terminal."""
     compared = rows(runs)
-    timed = _all_timed(compared)
+    timed, plain = _all_timed(compared), all_plain(compared)
     seconds = f"times in {seconds_of(runs)}"
     waits = "waited: all workers together; staleness: mean, most"
     split = "in brackets: 95 % intervals; speed-up = samples a second × samples needed"
@@ -197,17 +220,18 @@ def table(runs: Runs) -> Table:
         box=None,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        caption=f"{seconds}; {waits if timed else split}",
+        caption=f"{seconds}; {waits if timed or plain else split}",
         caption_justify="left",
+        min_width=len(seconds) + len(waits) + 2 if plain else None,
     )
-    narrow = (*_NARROW, f"final\n{_score_of(compared)}")
-    for number, heading in enumerate(_NARROW_TIMED if timed else narrow):
+    narrow = _NARROW_TIMED if timed else (*_NARROW, f"final\n{_score_of(compared)}")
+    for number, heading in enumerate(_NARROW_PLAIN if plain else narrow):
         if number == 0:
             shown.add_column(heading, style="bold", overflow="fold")
         else:
             shown.add_column(heading, justify="right", vertical="top")
     for row in compared:
-        shown.add_row(*(cells(row) if timed else _learnt_cells(row)))
+        shown.add_row(*(cells(row, plain) if timed or plain else _learnt_cells(row)))
     return shown
 
 

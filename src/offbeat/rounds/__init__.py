@@ -2,6 +2,7 @@
 
 from offbeat.rounds.agreement import agree
 from offbeat.rounds.coded import CodedLaunches
+from offbeat.rounds.directions import Directions
 from offbeat.rounds.engine import Arrival, Engine
 from offbeat.rounds.exchange import Exchange, MakeExchange, SumOverAll
 from offbeat.rounds.gossip_lost import Gossip
@@ -25,6 +26,7 @@ __all__ = [
     "DROPPED",
     "Arrival",
     "CodedLaunches",
+    "Directions",
     "Engine",
     "Enough",
     "Exchange",

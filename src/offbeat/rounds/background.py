@@ -185,9 +185,16 @@ class Background(Service):
             self._run_in_lockstep()
 
     def _give_if_asked(self) -> None:
-        """The program serves the others, with all rounds applied: one who joins may ask it."""
-        if self._lacking and self.give_now is not None:
+        """The program serves the others, with all rounds applied: one who joins may ask it.
+
+        For the state of something else that is attached, perhaps, which is not served meanwhile.
+        """
+        if self.give_now is not None:
             self.give_now()
+
+    def _is_asked(self) -> bool:
+        """Whether somebody who joins lacks what this worker could give."""
+        return bool(self._lacking) and not self._over
 
     def _answer_bells(self) -> None:
         """In lockstep: take part in rounds while the program is away."""

@@ -23,6 +23,7 @@ class Bells:
     def __init__(self, world: World, place: str) -> None:
         self._world = world
         self._control = world.control_in_epoch()
+        self.epoch = world.epoch
         self._rank = world.rank
         self._size = len(world.members)
         self._place = place

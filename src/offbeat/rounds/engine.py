@@ -209,6 +209,8 @@ class Engine(Members):
             self._computed -= samples
             self.piles.growing.clear()
             self._made += 1
+            if self._world.survives:
+                self._leave_word()
         return samples
 
     def stops(self, began_s: float) -> bool:
@@ -238,6 +240,16 @@ class Engine(Members):
         """Ask all workers to end their loops with the next round that this one takes part in."""
         with self._state:
             self._ends = True
+
+    @property
+    def asks_end(self) -> bool:
+        """Whether this worker has done that."""
+        return self._ends
+
+    @property
+    def kept_samples(self) -> float:
+        """What this worker has computed that no round holds, as far as it knows."""
+        return max(self._computed - self._given_by[self._world.rank], 0.0)
 
     @property
     def gave_rounds(self) -> int:
@@ -320,9 +332,7 @@ class Engine(Members):
                 self._waits_since = None
             waited_s = self._world.now() - began
             adopts = self._begin_taking()
-            upto = None if delay is None else last
-            taken = self._next(waited_s, upto)
-        yield from self._taken(adopts, taken, upto)
+        yield from self._taken(adopts, waited_s, None if delay is None else last)
         if self._says_later:
             self._says_later = False
             with self._state:

@@ -3,6 +3,7 @@
     gradient    one is there: all that must be known of it, but its numbers
     paused      its worker waits for all to pause
     left        there will be no more of its worker
+    back        another one has joined in its place: there will be
 
 Entries are short, and go by the control plane. Whoever has heard an entry knows what becomes of the
 gradient, without its numbers: only if they count do they travel.
@@ -16,7 +17,7 @@ from typing import Any
 
 from offbeat.rounds.judge import Ticket
 
-GRADIENT, PAUSED, LEFT = "gradient", "paused", "left"
+GRADIENT, PAUSED, LEFT, BACK = "gradient", "paused", "left", "back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Entry:
     """The parameter whose gradient is not finite."""
     useful: float = 0.0
     """How many gradients are worth being averaged, as this worker has measured; 0: not known."""
+    mark: tuple[int, int] = (0, 0)
+    """Which of its data are in this gradient, or in one before: see data/again.py."""
     rates: tuple[float, ...] = ()
     """What its param groups hold: see rates.py."""
     unused: tuple[int, ...] = ()
@@ -58,5 +61,5 @@ class Entry:
     def read(cls, text: str) -> Entry:
         """What was written."""
         facts: list[Any] = json.loads(text)
-        facts[-2:] = map(tuple, facts[-2:])
+        facts[-3:] = map(tuple, facts[-3:])
         return cls(*facts)

@@ -16,14 +16,14 @@ once more, on every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from offbeat.errors import EpochOver
+from offbeat.errors import EpochOver, ExpelledError, WorkerLostError
 from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
@@ -75,7 +75,7 @@ class Launches:
             tensor = self._copy.tensors[number].copy_(tensor)
         try:
             work = self._begin(pile, tensor, not_before)
-        except EpochOver as over:  # perhaps in the middle of a backward pass: who waits raises
+        except (EpochOver, ExpelledError) as over:  # perhaps in a backward pass: who waits raises
             work = _Broken(over)
         self._under_way.append(work)
 
@@ -113,7 +113,7 @@ class Launches:
 class _Broken:
     """A bucket that could not be launched, because its epoch is over."""
 
-    def __init__(self, over: EpochOver) -> None:
+    def __init__(self, over: WorkerLostError) -> None:
         self._over = over
 
     def wait(self) -> None:
@@ -136,6 +136,12 @@ class Exchange(Protocol):
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Exchange a pile, in place; return what everyone says of its part."""
+
+    def group(self, round: int) -> tuple[int, ...]:
+        """The workers whose sum this one gets of a round; none, if that of all."""
+
+    def without(self, new: Sequence[int]) -> None:
+        """These have joined, and have nothing to give yet; until they say that they are here."""
 
 
 MakeExchange = Callable[[World, Channel, Layout, Header], Exchange]
@@ -178,3 +184,9 @@ class SumOverAll:
         self.launches.end(pile)
         margin = pile.flats.margin  # of the sum
         return read(self._header, margin.read(), margin.kind)
+
+    def group(self, round: int) -> tuple[int, ...]:
+        return ()
+
+    def without(self, new: Sequence[int]) -> None:
+        """Who is away gives zeros."""

@@ -55,6 +55,14 @@ class Carried:
         self._left: frozenset[int] = frozenset()  # who had left in the latest one
         self._told = False  # this worker's part in a header has said that it has left
 
+    def told(self) -> tuple[bool, frozenset[int]]:
+        """What a worker that joins must know."""
+        return self._whole, self._left
+
+    def hear(self, told: tuple[bool, frozenset[int]]) -> None:
+        """Join: what others have told of the next round."""
+        self._whole, self._left = told
+
     @property
     def in_fragments(self) -> bool:
         """Whether a round carries fewer than all, as a rule."""

@@ -18,12 +18,12 @@ has it in its parameters when it comes for the round. So the log only tells what
 To end together, a worker says in its header with which round all shall: the first that all can know
 of it before.
 
-gossip_lost.py is what happens when a worker is lost.
+gossip_lost.py is what happens when a worker is lost, or joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Protocol, cast
 
@@ -36,6 +36,7 @@ from offbeat.rounds.neighbours import Neighbours
 from offbeat.rounds.pile import Pile
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.state import GRACE_S
+from offbeat.worlds.base import Channel
 
 
 class Mixed(Merge, Protocol):
@@ -48,18 +49,20 @@ class Mixed(Merge, Protocol):
         """Make one's model of what all neighbours have sent."""
 
     def regrouped(self, given: Flats | None) -> None:
-        """A worker is lost; what this one had `given` to a round is given again."""
+        """The members are others; what this one had `given` to a round is given again."""
+
+    def take_in(self, channel: Channel, new: Sequence[int], mine: bool) -> None:
+        """Have those who are new, perhaps this worker, begin with the mean of the others."""
 
 
 class Rumours(Engine):
     """The rounds of one layout among neighbours, as long as nobody is lost."""
 
     __slots__ = ("_ends_with", "_pauses", "_roll", "_to_ring")
-    marks = False
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
-        self._roll = roll.Roll(len(self._world.members))
+        self._roll = roll.Roll(len(self._began_among))
         self._pauses = 0  # how often all had paused, when this worker did so last
         self._to_ring: list[tuple[str, int]] = []  # what the messenger has to ring
         self._ends_with: int | None = None  # the number of the last round
@@ -121,9 +124,11 @@ class Rumours(Engine):
 
     def newest(self) -> Generator[Round, None, None]:
         """Wait for nothing but a round that the background is in; yield what is not taken."""
+        if self._joining:  # which may begin another one at any time
+            return
         with self._state:
             self._state.wait_for(lambda: not self._serving)
-        return self._take(0.0)
+        yield from self._take(0.0)
 
     # --- who is there ------------------------------------------------------------------------
 
@@ -230,15 +235,17 @@ class Rumours(Engine):
 
         yield from self._take(0.0)
         while True:
+            self._give_if_asked()
             with self._state:
-                self._state.wait_for(lambda: self._is_behind() or over())
-                if not self._is_behind():
+                self._state.wait_for(lambda: self._is_behind() or self._is_asked() or over())
+                number, behind = self.log.completed, self._is_behind()
+                if not behind and over():
                     self._paused = self._roll.paused
                     self._ended = self._roll.over
                     self._state.notify_all()
                     return
-                number = self.log.completed
-            self._run_once(number)
+            if behind:
+                self._run_once(number)
             yield from self._take(0.0)
 
     def _pause_key(self) -> str:

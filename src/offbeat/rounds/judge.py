@@ -73,6 +73,9 @@ class Judge(ABC):
         self.size = size
         self.version = 0
         """Updates so far."""
+        self.left: set[int] = set()
+        """Who is not there: it has left, or is lost, and none has joined in its place. Whoever
+        asks the judge keeps this."""
 
     @abstractmethod
     def judge(self, ticket: Ticket) -> Verdict:
@@ -83,7 +86,7 @@ class Judge(ABC):
         return self.version - ticket.version
 
     def leaves(self, worker: int) -> Sequence[Verdict]:
-        """Hear that a worker has left, after its last gradient; what follows, of no gradient.
+        """Hear that a worker is among those who have `left`; what follows, of no gradient.
 
         Nobody may be waited for who does not come; and when all have left, what was added up must
         have been applied.
@@ -99,8 +102,11 @@ class Judge(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
+        mine_by_name = vars(self)
         for name, value in deepcopy(state).items():
-            if isinstance(mine := getattr(self, name), Expiry):
+            if name not in mine_by_name:  # of an earlier version of offbeat
+                continue
+            if isinstance(mine := mine_by_name[name], Expiry):
                 vars(mine).update(value)
             else:
                 setattr(self, name, value)
@@ -168,7 +174,6 @@ class Enough(Judge):
         self._samples = 0.0
         self._count = 0
         self._whose: set[int] = set()
-        self._left: set[int] = set()
 
     def learn(self, scale: float) -> None:
         """So many gradients are enough."""
@@ -183,14 +188,13 @@ class Enough(Judge):
         return self._updated(ticket.worker) if self._is_enough() else Verdict(idle=self._once)
 
     def leaves(self, worker: int) -> Sequence[Verdict]:
-        self._left.add(worker)
         return (self._updated(worker),) if self._is_enough() else ()
 
     def _is_enough(self) -> bool:
         """Whether there is as much as is wanted, or as those who have not left can bring."""
-        if len(self._left) == self.size:
+        if len(self.left) == self.size:
             return self._count > 0
-        most = len(self._whose) + self.size - len(self._whose | self._left)
+        most = len(self._whose) + self.size - len(self._whose | self.left)
         return self._count >= self.gradients and len(self._whose) >= min(self.workers, most)
 
     def _updated(self, worker: int) -> Verdict:

@@ -171,6 +171,6 @@ def _sum_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point or dtype.itemsize < 2:
         raise GradientError(
             f"parameter {name!r} is of {dtype}: only float16, bfloat16, float32 and float64 "
-            "gradients are reduced"
+            "gradients are reduced; leave it out of the optimizer, or make it a buffer"
         )
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -60,6 +60,15 @@ class Log:
             self._give_back(self._rounds.popleft()[1])
             self.taken += 1
 
+    @property
+    def ends(self) -> bool:
+        """Whether a round in it has all workers end their loops."""
+        return any(told.ends for told, _, _ in self._rounds)
+
+    def samples_of(self, rank: int) -> float:
+        """What the rounds in it hold of a worker."""
+        return sum(told.samples_by_rank[rank] for told, _, _ in self._rounds)
+
     def _give_back(self, pile: Pile | None) -> None:
         if pile is not None:
             self._piles.give_back(pile)

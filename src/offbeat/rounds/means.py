@@ -41,6 +41,8 @@ class Means:
         self._place = f"{place}/mean"
         self._layout = layout
         self._read = read
+        self.joins = False
+        """Whether this worker has no model yet: then it gives none."""
         self._control, self._channel = self._open()
         self._state = world.condition(f"a mean of {place!r}")
         self._activity: Activity | None = None
@@ -128,14 +130,16 @@ class Means:
             with self._state:
                 self._state.wait_for(lambda: not self._changing)
                 self._begun, self._reading = self._begun + 1, True
-            model = Flats(self._layout)
-            self._read(model)
+            model = Flats(self._layout, margin=1)
+            if not self.joins:
+                self._read(model)
+                model.tensors[-1][-1] = 1.0
             with self._state:
                 self._reading = False
                 self._state.notify_all()
             for tensor in model.tensors:
                 channel.all_reduce(tensor).wait()
-            torch._foreach_div_(model.tensors, float(len(channel.members)))
+            torch._foreach_div_(model.bodies, float(model.tensors[-1][-1]))
             if self._world.rank == channel.members[0] and self._begun > 1:
                 control.delete(self._key(self._begun - 2))  # all have passed that, to come here
             with self._state:

@@ -29,39 +29,70 @@ from offbeat.errors import EpochOver, WorkerLostError
 from offbeat.rounds import told
 from offbeat.rounds.arrivals import Arrivals
 from offbeat.rounds.bells import Bells
-from offbeat.rounds.header import AWAY, read
-from offbeat.rounds.joining import Joining
-from offbeat.worlds.base import Channel
+from offbeat.rounds.handing_on import HandingOn
+from offbeat.rounds.header import AWAY, HERE
 
 logger = logging.getLogger("offbeat")
 
 
-class Members(Joining):
+class Members(HandingOn):
     """The part of an engine that lives through a loss, or a join."""
 
     __slots__ = ()
-    marks = True
-    """Whether rounds carry the marks of those who give to them: see data/again.py."""
 
     def begin(self) -> None:
         """Start the backgrounds: the others' rounds may come from here on."""
         if self._world.survives:
-            self._world.regroups.append(self)
             self.tell_step()
-            self._world.control.add(f"{self._place}/tells/{self._world.rank}", 1)
-        super().begin()
+            self._world.control.kept().add(f"{self._place}/tells/{self._world.rank}", 1)
+        if self._in_epoch == self._world.epoch:
+            super().begin()
+        if self._world.survives:
+            self._world.regroups.append(self)
+            self._say_through(self._in_epoch)
+            self.epoch_over()  # perhaps, and before this engine could be told
 
     def tell_step(self) -> None:
         """Leave word of what this worker has computed: if it is lost, nobody else knows."""
         if self._world.dealing is not None:
             self._mark = self._world.dealing.mark()
+        self._leave_word()
+
+    def _leave_word(self) -> None:
         key = f"{self._place}/computed/{self._world.rank}"
-        self._world.control.set(key, repr(self._computed).encode())
+        self._world.control.kept().set(key, self._word().encode())
+
+    def _word(self) -> str:
+        """What the others need to know if this worker is lost: how much it has computed.
+
+        How much of that was given, they know themselves.
+        """
+        return repr(self._computed)
+
+    def _lost_with(self, rank: int, word: str) -> float:
+        """What a worker that is lost had not given, by its last word."""
+        return max(float(word) - self._given_by[rank], 0.0)
+
+    def tell_outcomes(self) -> None:
+        """Have the program hear what has become of what it gave, as far as this worker knows."""
+
+    @property
+    def makes_rounds(self) -> bool:
+        """Whether a round is under way, or soon will be: the program is in its loop.
+
+        Not between two epochs: all meet in the newest one.
+        """
+        here = self._presence == HERE and not self._ended
+        return not self._over and (here or self._started > self.log.completed)
 
     def epoch_over(self) -> None:
         """The members have changed: have everything come out of the old epoch, and regroup."""
         with self._state:
-            self._over, self._lacking = True, ()
+            if self._in_epoch == self._world.epoch:
+                return
+            self._over, self._lacking, self._room = True, (), None
+            if self._world.loss not in self._news[-1:]:
+                self._news.append(self._world.loss)
             begins, self._regrouping = not self._regrouping, True
             self._state.notify_all()
         if begins:
@@ -78,41 +109,59 @@ class Members(Joining):
                 with self._state:
                     if world.epoch == epoch:
                         self._over = self._regrouping = False
+                        self._in_epoch = epoch
                         if not self._ended:
                             self._begin_backgrounds()
                         if self._lacks and not self._ended:
                             self._spawn(f"state of {self._name}", self._await_gift)
+                        if self._lacking and self.striped is not None:
+                            self._spawn(f"room of {self._name}", self._make_room)
                         self._state.notify_all()
                         break
         self._count_lost()
+        self._say_through(epoch)
         self._say_changed(world.now() - began_s)
         self._say_again()
+
+    def has_counted(self, epoch: int) -> bool:
+        """Whether it has, what was lost when this epoch began."""
+        return self._counted >= epoch
+
+    def _say_through(self, epoch: int) -> None:
+        with self._state:
+            self._counted = max(self._counted, epoch)  # the next one may be through already
+            self._state.notify_all()
+        if all(each.has_counted(epoch) for each in list(self._world.regroups)):
+            self._world.through("rounds", epoch)
 
     def given_marks(self, epoch: int) -> list[tuple[int, int]] | None:
         """Which of their data all have given, those who are lost too; all agree on it.
 
-        None if these rounds do not say, or are over.
+        None if these rounds are over.
         """
         with self._state:
+            self._state.wait_for(lambda: self._counted >= epoch or self._world.epoch != epoch)
+            return None if self._ended else list(self._marks)
+
+    def await_regrouping(self, epoch: int) -> None:
+        """Wait until the members of this epoch make rounds here, or it is over."""
+        with self._state:
             self._state.wait_for(lambda: not self._regrouping or self._world.epoch != epoch)
-            return None if self._ended or not self.marks else list(self._marks)
 
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and be as far as they are."""
         world, members = self._world, self._world.members
-        channel = world.channel(f"{self._place}/{epoch}")
-        if channel.epoch != epoch:
-            raise EpochOver("another worker was lost meanwhile")
+        channel = world.channel_in(epoch, f"{self._place}/{epoch}")
         # Who lacks the state that rounds are applied to begins anew, whatever it knows of them.
         knows = -1 if self._lacks else self.log.completed
-        mine = torch.tensor([knows, self._started, bool(self._latest)])
-        all_of = torch.empty(len(members), 3, dtype=mine.dtype)
+        mine = torch.tensor(self._tells(knows))
+        all_of = torch.empty(len(members), len(mine), dtype=mine.dtype)
         channel.all_gather(mine, all_of).wait()
-        completed, started, has = all_of.T.tolist()
+        completed, started, *_, joining = all_of.T.tolist()
         new = [rank for rank, knows in zip(members, completed, strict=True) if knows < 0]
         if len(new) == len(members):
             raise self._nobody_has_state()
-        self._give_missed(channel, completed, has)
+        self._give_missed(channel, all_of.tolist())
         self._tell_new(channel, [rank for rank in members if rank not in new], new)
         with self._state:
             self._without_lost(members)
@@ -120,6 +169,7 @@ class Members(Joining):
         if self._ended:
             return
         exchange = self._make(channel)
+        exchange.without([rank for rank, new in zip(members, joining, strict=True) if new])
         place = f"{self._place}/{epoch}"
         with self._state:
             start = self._start_of(*self._following)
@@ -127,41 +177,11 @@ class Members(Joining):
             self._bells = Bells(world, place)
             self._exchange = exchange
             self._outbox, self._called, self._wanted = [], False, -1
-        if max(started) > max(completed) and world.rank == members[0] and not self._rules.lockstep:
+        # A round had started; or nobody is left to start one, since all others have left, or pause:
+        # that in which all hear of it is still to come. In lockstep they come to it by themselves.
+        starts = max(started) > max(completed) or not self._following[1]
+        if starts and world.rank == members[0] and not self._rules.lockstep:
             self._arrivals.go()
-
-    def _give_missed(self, channel: Channel, completed: list[int], has: list[int]) -> None:
-        """Have the latest round completed by everybody, if anybody has, but for who is new."""
-        newest, ranks = max(completed), channel.members
-        known = zip(ranks, completed, has, strict=True)
-        have = [rank for rank, n, result in known if result and n == newest]
-        behind = [rank for rank, n in zip(ranks, completed, strict=True) if 0 <= n < newest]
-        if self._world.rank in behind:
-            self._take_missed(channel, have[0], newest)
-        elif behind and self._world.rank == have[0]:
-            works = [channel.send(each, rank) for rank in behind for each in self._latest]
-            for work in works:
-                work.wait()
-
-    def _take_missed(self, channel: Channel, source: int, newest: int) -> None:
-        began_s, number = self._world.now(), self.log.completed
-        assert number == newest - 1, "whoever completes a round has the others' part of it"
-        with self._state:
-            assert self._given is not None, "this worker's part is in that round"
-            (pile, _), result = self._given, self.piles.nothing()
-            if self._exchange.launches is not None:
-                self._exchange.launches.missed()
-        result.buckets = pile.buckets
-        for each in result.tensors:
-            channel.recv(each, source).wait()
-        with self._state:
-            self._given = None
-            pile.flats, result.flats = result.flats, pile.flats
-            result.blank = False
-            self.piles.give_back(result)
-        margin = pile.flats.margin
-        shares = read(self._header, margin.read(), margin.kind)
-        self._complete(number, pile, shares, began_s)
 
     def _without_lost(self, members: tuple[int, ...]) -> None:
         """Have nobody wait for who is lost; under lock."""
@@ -173,9 +193,6 @@ class Members(Joining):
             self._quorum = told.quorum_of(self._rules.quorum, len(members))
         if isinstance(self._rules.period_quorum, float):
             self._period_quorum = told.quorum_of(self._rules.period_quorum, len(members))
-        if not active and not self._ended:  # all others have left
-            self._settled, self._ended = False, True
-            self._state.notify_all()
 
     def _count_lost(self) -> None:
         """Count what lost workers had computed, as they told, and given to no round."""
@@ -185,10 +202,12 @@ class Members(Joining):
             self._given_by[rank] = 0.0
         for rank in {*range(world.size)}.difference(world.members, self._missed):
             with suppress(EpochOver):  # then later
-                if world.control.add(f"{self._place}/tells/{rank}", 0):
-                    told = float(world.control.get(f"{self._place}/computed/{rank}"))
-                    self.lost_samples += max(told - self._given_by[rank], 0.0)
-                self._missed.add(rank)
+                told = world.control.add(f"{self._place}/tells/{rank}", 0)
+                word = world.control.get(f"{self._place}/computed/{rank}") if told else b""
+                with self._state:
+                    if rank not in self._missed:  # by who regroups since another loss
+                        self._missed.add(rank)
+                        self.lost_samples += self._lost_with(rank, word.decode()) if told else 0.0
 
     def _nobody_has_state(self) -> WorkerLostError:
         return WorkerLostError(
@@ -199,15 +218,19 @@ class Members(Joining):
     def _say_changed(self, took_s: float) -> None:
         """One line for a person, and one for the records."""
         world = self._world
+        with self._state:
+            words, self._news = "; ".join(self._news), []
+        if not words:  # who regroups since another loss has said it
+            return
         left, size, number = len(world.members), world.size, self.knows_rounds
         kind, go = ("joined", "train") if world.loss.endswith("joined") else ("lost", "go on")
         if world.rank == world.members[0]:
             logger.warning(
                 "%s; %d of %d workers %s, after %.3f s; %g samples are lost in all",
-                *(world.loss, left, size, go, took_s, self.lost_samples),
+                *(words, left, size, go, took_s, self.lost_samples),
             )
         if world.records is not None:
-            facts = {"words": world.loss, "workers": left, "took_s": took_s, "round": number}
+            facts = {"words": words, "workers": left, "took_s": took_s, "round": number}
             facts["lost_samples"] = self.lost_samples
             world.records({"kind": kind, "rank": world.rank, "at_s": world.now(), **facts})
 

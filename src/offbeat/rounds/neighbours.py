@@ -12,7 +12,7 @@ When a worker was lost, the graph is that of those who are left (graph_of_some.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,12 @@ class Neighbours:
         self._rooms: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
         for bucket in layout.buckets:  # make the groups now, not in the first round
             channel.all_reduce(torch.zeros(1, device=bucket.device)).wait()
+
+    def group(self, round: int) -> tuple[int, ...]:
+        return ()  # nobody has the sum of another one
+
+    def without(self, new: Sequence[int]) -> None:
+        raise AssertionError("among neighbours who joins is in the graph at once")
 
     def reduce(self, pile: Pile, share: Share) -> Shares:
         """Mix a pile with the neighbours' of this round, in place; what they say of theirs."""

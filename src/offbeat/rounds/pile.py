@@ -80,6 +80,10 @@ class Pile:
         self.written = False
         """Whether the buffer has been written, where that is left to the last moment."""
         self.buckets = None
+        self.group: tuple[int, ...] = ()
+        """Of a result: the workers whose sum it is, if not that of all; see groups.py."""
+        self.part = -1
+        """And which group they are, or are left of: its least rank; -1 for all."""
         self.made = self.after = 0
         """Of a pile that was given: this worker's steps that it tells the others of, and all that
         it had made by then."""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from offbeat.errors import ClosedError, StuckWarning
+from offbeat.errors import ClosedError, ExpelledError, StuckWarning
 from offbeat.rounds.background import Background
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
 from offbeat.rounds.quorum import Quorum
@@ -90,21 +90,26 @@ class Presence(Background):
                 )
             yield each
 
-    def resume(self) -> None:
-        """Go on after `settle`, once everyone has seen what it wanted to see."""
+    def resume(self) -> tuple[int, ...]:
+        """Go on after `settle`, once everyone has seen what it wanted to see; the members then."""
         world, key = self._world, self._pause_key()
         epoch = world.epoch
-        world.meet(key, self._paused)
+        try:
+            members = world.meet(key, self._paused, act=lambda _: world.members)
+        except ExpelledError:
+            if world.was_met(key):  # what this worker does next finds out
+                return world.members
+            raise
         if self._resumed and self._paused[0] == world.rank:  # all have passed that, to come here
-            world.control.delete(self._resumed)
-            world.control.delete(f"{self._resumed}/all")
-        self._resumed = f"meet/{key}/{epoch}"
+            world.forget_meeting(*self._resumed)
+        self._resumed = key, epoch
         with self._state:
             self._presence = HERE
             self._settled = self._overdue = False
             self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
             self.gave_s = self._world.now()
             self._stir()
+        return members or ()
 
     def _pause_key(self) -> str:
         """What is the same on all who pause, and no other time."""
@@ -134,8 +139,9 @@ class Presence(Background):
                 self._run_in_lockstep()
             with self._state:
                 if not self._rules.lockstep:
+                    # While it regroups, it can give its state to nobody.
                     self._state.wait_for(
-                        lambda: bool(self.log or self._lacking) or self._is_over(presence)
+                        lambda: bool(self.log) or self._is_asked() or self._is_over(presence)
                     )
                 done = self._is_over(presence)
             yield from self._take(0.0)
@@ -149,12 +155,12 @@ class Presence(Background):
         """Have nothing folded in this block."""
         with self._state:
             self._state.wait_for(lambda: not self._folding)
-            self._taking = True
+            before, self._taking = self._taking, True
         try:
             yield
         finally:
             with self._state:
-                self._taking = False
+                self._taking = before
 
     # --- checkpoints -----------------------------------------------------------------------
 

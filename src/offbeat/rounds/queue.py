@@ -67,9 +67,12 @@ class Queue(CatchingUp):
             self._rates = rates
             self._steps += 1
             self._made += pile.samples > before
+            self._computed += pile.samples - before
             pile.known_samples += (pile.samples - before) * self._version(self.log.taken)
             if pile.oldest_round is None:
                 pile.oldest_round = self.log.taken
+            if self._world.survives:
+                self.tell_step()
         if arrive:
             self._send()
         return "on time"
@@ -102,6 +105,7 @@ class Queue(CatchingUp):
             ends=self._ends,
             bad=pile.bad_parameter,
             useful=self._useful,
+            mark=self._mark,
             rates=self._rates,
             unused=tuple(number for number, used in enumerate(pile.used) if not used),
         )
@@ -116,7 +120,7 @@ class Queue(CatchingUp):
         with self._state:
             self._await_turn()
             fresh, waited_s = self._fresh, self._world.now() - began
-        self._tell_outcomes()
+        self.tell_outcomes()
         if fresh:
             yield from self._take(waited_s)
 
@@ -157,7 +161,8 @@ class Queue(CatchingUp):
         """What a micro-batch has taken lately; for ever, if none has ended yet."""
         return sum(self._recent_s) / len(self._recent_s) if self._recent_s else inf
 
-    def _tell_outcomes(self) -> None:
+    def tell_outcomes(self) -> None:
+        """Have the program hear what has become of what it gave, as far as this worker knows."""
         outcomes, self._outcomes = self._outcomes, []
         for each in outcomes:
             if self.judged is not None:
@@ -179,11 +184,12 @@ class Queue(CatchingUp):
 
         done = False
         while not done:
+            self._give_if_asked()
             with self._state:
-                self._state.wait_for(lambda: bool(self.log) or over())
+                self._state.wait_for(lambda: bool(self.log) or self._is_asked() or over())
                 done = over()
             yield from self._take(0.0)
-        self._tell_outcomes()
+        self.tell_outcomes()
 
     def _pause_key(self) -> str:
         return f"{self._place}/resume/{self._roll.pauses}"
@@ -222,6 +228,9 @@ class Queue(CatchingUp):
         super().load_state_dict(state)
         with self._state:
             self._judge.load_state_dict(state["judge"])
+            self._judge.left = {  # now, not then
+                rank for rank, why in self._roll.absent.items() if why == entries.LEFT
+            }
             self._base = self._judge.version
             for each, saved in zip(self._sums, state["sums"], strict=True):
                 each.load_state_dict(saved, self.piles)

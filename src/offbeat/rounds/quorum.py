@@ -35,11 +35,11 @@ class Quorum:
     def of(cls, quorum: str | int | float, size: int, called: str = "quorum") -> Quorum:
         """Read a user's word or number, of a setting so called, for a cluster of `size` workers."""
         if isinstance(quorum, bool) or not isinstance(quorum, str | int | float):
-            raise ValueError(f"{_KNOWN}, got {quorum!r}")
+            raise ValueError(f"{called} {_KNOWN}, got {quorum!r}")
         if isinstance(quorum, float):
             if not 0 < quorum <= 1:
                 raise ValueError(
-                    f"a fraction of workers must be above 0 and at most 1, got {quorum}"
+                    f"{called}: a fraction of workers must be above 0 and at most 1, got {quorum}"
                 )
             return cls(None, max(1, math.ceil(round(quorum * size, 9))))  # 0.07 * 100 is above 7
         if isinstance(quorum, int):
@@ -55,7 +55,7 @@ class Quorum:
                 return cls(_between("the number of candidates", int(k), size), 1)
             case ["last", k] if k.isdecimal():
                 return cls(drawn := _between("the number of candidates", int(k), size), drawn)
-        raise ValueError(f"{_KNOWN}, got {quorum!r}")
+        raise ValueError(f"{called} {_KNOWN}, got {quorum!r}")
 
     def for_round(self, round: int, active: tuple[int, ...]) -> tuple[frozenset[int], int]:
         """Return the candidates among the workers still active, and how many must be there."""
@@ -67,7 +67,7 @@ class Quorum:
 
 
 _KNOWN = (
-    'quorum must be "solo", "majority", "all", "first:k", "last:k", '
+    'must be "solo", "majority", "all", "first:k", "last:k", '
     "a number of workers or a fraction of them"
 )
 

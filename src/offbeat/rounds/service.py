@@ -33,7 +33,7 @@ class Service(State):
             if self._started == number:
                 self._count_round()
             assert self._given is not None
-            (pile, share), self._given = self._given, None
+            (pile, share), self._given, self._aside = self._given, self._aside, None
         pile.carry(self._carried.next(self._offset + number))
         began_s, launches = self._world.now(), self._exchange.launches
         filled = pile.micro_batches if self.write is None else pile.written
@@ -56,8 +56,8 @@ class Service(State):
                 self.early.restore(pile)
                 shares = self._exchange.reduce(pile, self._share_again(share, pile))
         except EpochOver:  # the round is made again, with the same; or somebody has its result
-            with self._state:
-                self._given = pile, share
+            with self._state:  # and what the program has set aside meanwhile waits
+                self._given, self._aside = (pile, share), self._given
             raise
         self._complete(number, pile, shares, began_s)
 
@@ -71,6 +71,7 @@ class Service(State):
         ended_s = self._world.now()
         self._exchange_s = ended_s - began_s
         self._log_round(number, pile, shares, began_s, ended_s)
+        self._world.round_over()
 
     def _note_given(self, shares: Shares) -> None:
         """Know what everybody has given, in case that it is lost."""
@@ -86,6 +87,7 @@ class Service(State):
         The next one's exchange has everybody, so by then nobody has. Some merges change what they
         read: of those that move models a copy is kept.
         """
+        self._latest_group, self._latest_part = pile.group, pile.part
         if self.write is None:
             self.piles.keep(pile)
             self._latest = pile.tensors
@@ -126,7 +128,11 @@ class Service(State):
                 self._write(self.piles.growing)
             pile = self.piles.take()
             self.gave_s = self._world.now()
-        self._given = pile, self._share_of(pile, self._started, keeps)
+        given = pile, self._share_of(pile, self._started, keeps)
+        if self._given is None:
+            self._given = given
+        else:  # the round before is to be made again
+            self._aside = given
         self._notes = ()
         self._carried.tell(self._presence == LEFT)
         pile.made, pile.after = 0 if keeps else self._made, self.made
@@ -232,6 +238,8 @@ class Service(State):
         completed = told.round_of(shares, number, divisor)
         if pile.buckets is not None:
             completed = completed.but(buckets=pile.buckets)
+        if pile.group:
+            completed = completed.but(group=pile.group, divisor=float(len(pile.group)))
         if self._choose is not None and completed.ranks:
             self._quorum = told.quorum_of(self._choose(told.measured(completed, pile)), size)
         due = shares.due(rules.max_staleness_rounds)
@@ -242,7 +250,7 @@ class Service(State):
         kept: Pile | None = pile
         mine = {"began_s": began_s, "ended_s": ended_s, "mine": pile.made, "after": pile.after}
         if self.land is not None:
-            completed, kept = self.land(completed, pile.flats, shares.all_left), None
+            completed, kept = self.land(completed, pile.flats), None
         with self._state:  # for as short as can be: the program may want to go on
             if over and not samples and (rules.keeps or not paused):
                 self.log.pass_by()  # all have left, or pause, and nobody brought anything
@@ -259,6 +267,7 @@ class Service(State):
             self._in_round = False
             if self._absent or away:
                 self._note_absent(round, away)
+            self._note_here(round, shares.here)
             if following is not None:
                 self._arrivals.begin(following)
             said = self._to_say()
@@ -266,6 +275,9 @@ class Service(State):
                 self.piles.prepare()
             self._state.notify_all()
         self._say(said)
+
+    def _note_here(self, round: int, here: tuple[int, ...]) -> None:
+        """See joining.py; under lock."""
 
     def _note_absent(self, round: int, away: tuple[int, ...]) -> None:
         """In lockstep: who was away in a round is so until a later one says otherwise."""
@@ -279,8 +291,7 @@ class Service(State):
     def _take(self, waited_s: float, last: int | None = None) -> Generator[Round, None, None]:
         with self._state:
             adopts = self._begin_taking()
-            taken = self._next(waited_s, last)
-        yield from self._taken(adopts, taken, last)
+        yield from self._taken(adopts, waited_s, last)
 
     def _begin_taking(self) -> bool:
         """Have nothing folded from here on; say whether something was. Under lock."""
@@ -289,11 +300,19 @@ class Service(State):
         self._taking = True
         return bool(self.log.adopt())
 
-    def _taken(self, adopts: bool, taken: Round | None, last: int | None) -> Iterator[Round]:
-        """Have the reader adopt what was folded, then this round and all after it."""
-        if adopts and self.merge is not None:
-            self.merge.adopt()
+    def _taken(self, adopts: bool, waited_s: float, last: int | None) -> Iterator[Round]:
+        """Have the reader adopt what was folded, then yield all rounds after it.
+
+        Only then is the log looked at: if it is empty, the background may fold what comes next.
+
+            program      adopts ────────────┐ finds the log empty: no longer `_taking`
+            background   four more rounds ──────────────────────────── folds them
+        """
         try:
+            if adopts and self.merge is not None:
+                self.merge.adopt()
+            with self._state:
+                taken = self._next(waited_s, last)
             while taken is not None:
                 yield taken
                 with self._state:

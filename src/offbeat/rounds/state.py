@@ -21,12 +21,13 @@ from offbeat.rounds.header import AWAY, HERE, Share
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.log import Log
 from offbeat.rounds.pile import Pile, Piles
+from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Merge, Round
 from offbeat.rounds.start import Measured, Rules, Start
 from offbeat.worlds.base import Activity, Channel, World
 
-Land = Callable[[Round, Flats, bool], Round]
-"""Gets a round, its sum, and whether it is the last one; returns what the log keeps of it."""
+Land = Callable[[Round, Flats], Round]
+"""Gets a round and its sum; returns what the log keeps of it."""
 Said = tuple[Arrivals, Start, int]
 GRACE_S = 2e-3
 """How long a worker may be away, or wait, before it says so."""
@@ -37,7 +38,16 @@ class State:
 
     # Python is slow to find the attributes of an object that has more than 30 of them without this.
     __slots__ = (
-        *("_activities", "_arrivals", "_bells", "_choose", "_exchange", "_name", "_place"),
+        *(
+            "_activities",
+            "_arrivals",
+            "_aside",
+            "_bells",
+            "_choose",
+            "_exchange",
+            "_name",
+            "_place",
+        ),
         *("_outbox", "_quorum", "_rules", "_state", "_world", "gave_s", "log", "piles"),
         *("early", "fold", "followed", "land", "may_fold", "merge", "weight", "write"),
         *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
@@ -46,9 +56,12 @@ class State:
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
-        *("_computed", "_given_by", "_mark", "_marks", "_missed", "lost_samples"),
-        *("_following", "_header", "_latest", "_make", "_over", "_regrouping", "_running"),
-        *("_gift", "_lacking", "_lacking_since", "_lacks", "give_now"),
+        *("_computed", "_counted", "_given_by", "_mark", "_marks", "_missed", "lost_samples"),
+        "held_samples",
+        *("_began_among", "_following", "_header", "_in_epoch", "_latest", "_latest_group"),
+        *("_latest_part", "_make", "_over", "_regrouping", "_running"),
+        *("_gift", "_lacking", "_lacking_since", "_joining", "_lacks", "give_now", "_news"),
+        *("_givers", "_room", "striped"),
     )
 
     def __init__(
@@ -76,7 +89,8 @@ class State:
             world, channel, layout, header
         )
         self._header = header
-        self._exchange = self._make(world.channel(place))
+        channel, self._exchange = self._opened()
+        self._began_among, self._in_epoch = channel.members, channel.epoch
         self.write: Write | None = None
         """Writes what a round takes when it takes it; else `contribute` does."""
         self.weight: Callable[[Pile], float] = lambda pile: pile.samples
@@ -101,6 +115,7 @@ class State:
         self.gave_s = world.now()
         """When a round took this worker's pile for the last time."""
         self._given: tuple[Pile, Share] | None = None  # taken from the program, for the round
+        self._aside: tuple[Pile, Share] | None = None  # and for the next, while that is made again
         self._steps = 0  # contributions of this worker
         self._made = 0  # of them, those that it has not told the others of
         self.made = 0
@@ -135,18 +150,27 @@ class State:
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
         self._paused: tuple[int, ...] = ()  # who makes a checkpoint with this worker
-        self._resumed = ""  # the key of the latest pause
+        self._resumed: tuple[str, int] | None = None  # the latest pause, and its epoch
         self._ended = False  # all have left
+        self._counted = -1  # the epoch before which all that was lost is
         self._over = False  # the members have changed, and this engine is to begin anew
         self._regrouping = False  # it does so
         self._running = 0  # who is in the middle of something that ends with an epoch
         self._lacks = False  # it joins, and has not got what rounds are applied to
-        self._gift: Tensor | None = None  # that, from one of the others
+        self._joining = False  # its program has not taken that over yet
+        self._gift: tuple[Tensor, Tensor] | None = None  # that, from the others
         self._lacking: tuple[int, ...] = ()  # who else does, since this round
         self._lacking_since = 0
+        self._givers: tuple[int, ...] = ()  # who give a stripe each of what the next round makes
+        self._room: Tensor | None = None  # memory for one
+        self.striped: Callable[[], int] | None = None
+        """How many bytes all can give stripes of, if the state is to be given so."""
+        self._news: list[str] = []  # how the members have changed, which nobody has said yet
         self.give_now: Callable[[], None] | None = None
         """Gives this worker's state to who lacks it; called while its program serves the others."""
         self._latest: list[Tensor] = []  # what the latest round summed up, for who has missed it
+        self._latest_group: tuple[int, ...] = ()  # over whom, if not over all
+        self._latest_part = -1  # its name: the least rank of the group that it was meant to be of
         self._mark = 0, 0  # which of its data this worker has computed: see data/again.py
         self._marks = [(0, 0)] * world.size  # and which of theirs all have given
         self._computed = 0.0  # samples that this worker has put on its pile
@@ -154,19 +178,40 @@ class State:
         self._missed: set[int] = set()  # lost workers whose lost samples are counted
         self.lost_samples = 0.0
         """What lost workers had computed, as they told, and given to no round."""
+        self.held_samples = 0.0
+        """Of who was lost in the place of this worker, which has joined: what was added up, and is
+        in none of the rounds that others have applied for it."""
         self._offset = 0  # rounds before this engine began, less those without a number
-        self._quorum = told.quorum_of(rules.quorum, world.size)
-        self._period_quorum = told.quorum_of(rules.period_quorum, world.size)
+        self._quorum, self._period_quorum = self._first_quorums()
         self._arrivals = Arrivals(world, place, rules, self._first_start())
         self._bells = Bells(world, place)
         self._outbox: list[tuple[Start, int]] = []  # arrivals that the messenger has to announce
         self._stirred = False  # the messenger has something to look at
         self._activities: list[Activity] = []
 
+    def _opened(self) -> tuple[Channel, Exchange]:
+        """Have all members make their exchange in the same epoch."""
+
+        def make(epoch: int) -> tuple[Channel, Exchange]:
+            channel = self._world.channel_in(epoch, self._place)
+            return channel, self._make(channel)
+
+        return self._world.together(f"{self._place}/opened", make)
+
     # --- what must be there for the next round ---------------------------------------------
 
+    def _first_quorums(self) -> tuple[Quorum, Quorum]:
+        """Fractions are of those who are there."""
+        one, other = (
+            told.quorum_of(
+                it, len(self._began_among) if isinstance(it, float) else self._world.size
+            )
+            for it in (self._rules.quorum, self._rules.period_quorum)
+        )
+        return one, other
+
     def _first_start(self) -> Start:
-        everyone = self._world.members
+        everyone = self._began_among
         due = frozenset(everyone if self._rules.max_staleness_rounds == 0 else ())
         return self._start_of(0, everyone, due)
 
@@ -203,8 +248,9 @@ class State:
     def _say(self, said: Said) -> None:
         """Announce it; not under lock."""
         arrivals, start, arrived = said
-        with suppress(EpochOver):  # it is said again in the next one
-            arrivals.announce(start, arrived)
+        if arrived:
+            with suppress(EpochOver):  # it is said again in the next one
+                arrivals.announce(start, arrived)
 
     def _arrives(self) -> int:
         """What to add to the counter of arrivals, which is to follow."""
@@ -233,7 +279,10 @@ class State:
 
     def _is_set_aside(self) -> bool:
         """Whether a pile waits for the next round to start: where it is given at arrival."""
-        return self._rules.at_arrival and self._given is not None
+        given = self._aside or self._given
+        if not self._rules.at_arrival or given is None:
+            return False
+        return given[1].round >= self._offset + self._started  # else of one that has started
 
     def _stir(self) -> None:
         """Have the messenger look; under lock."""

@@ -47,6 +47,10 @@ class Sum:
         self._known += entry.known
         self._rates.append((entry.rates, entry.samples))
 
+    def samples_of(self, rank: int) -> float:
+        """What is of a worker, and in no round yet."""
+        return self._samples[rank]
+
     @property
     def is_new(self) -> bool:
         """Whether anything is in it that no round has held."""

@@ -60,7 +60,6 @@ class Turns(Engine):
         *("_done", "_handed", "_loads", "_resaid", "_said_again", "_travelled", "_turn", "_unsaid"),
         *("_useful", "watches"),
     )
-    marks = False
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Turns(Engine):
 
     def begin(self) -> None:
         """Start the background: the others' gradients may come from here on."""
-        for rank in set(range(self._world.size)) - set(self._world.members):  # lost before
+        for rank in set(range(self._world.size)) - set(self._began_among):  # lost before
             self._hear_presence(Entry(entries.LEFT, rank))
         super().begin()
 
@@ -122,7 +121,13 @@ class Turns(Engine):
         while not self._ended:
             self._turn = Entry.read(self._bells.told())
             self._take_turn(self._turn)
+            self._world.round_over()
             self._keep_short()
+
+    @property
+    def makes_rounds(self) -> bool:
+        """Whether it is somebody's turn: a gradient may travel."""
+        return self._turn is not None and not self._over
 
     def _take_turn(self, entry: Entry) -> None:
         """It is this entry's turn: do what follows from it."""
@@ -135,6 +140,9 @@ class Turns(Engine):
         with self._state:
             self._turn = None
             self._done += 1
+            if entry.why == entries.GRADIENT:  # whatever becomes of it
+                self._given_by[entry.worker] += entry.samples
+                self._marks[entry.worker] = entry.mark
             if entry.worker == self._world.rank:
                 self._unsaid.pop(0)
 
@@ -277,15 +285,20 @@ class Turns(Engine):
             self._sent = None
             arrival: Arrival = "dropped" if dropped else "late" if late else "on time"
             self._outcomes.append((arrival, entry.samples if dropped else 0.0))
-            # A round that makes the program raise must not be overlooked for long.
-            self._fresh = verdict.fresh or bool(self._bad and self._bad[-1] >= self.log.taken)
+            # A round that makes the program raise, or end, must not be overlooked for long: others
+            # have ended, and may wait for this worker in another attachment.
+            bad = bool(self._bad and self._bad[-1] >= self.log.taken)
+            self._fresh = verdict.fresh or bad or self.log.ends
             self._state.notify_all()
 
     def _hear_presence(self, entry: Entry) -> None:
         with self._state:
             self._roll.hear(entry.why, 0, entry.worker)
             self._made_by_all += entry.made
+        if entry.why == entries.BACK:
+            self._judge.left.discard(entry.worker)
         if entry.why == entries.LEFT:
+            self._judge.left.add(entry.worker)
             for verdict in self._judge.leaves(entry.worker):
                 self._carry_out(verdict, self._world.now())
         with self._state:

@@ -16,6 +16,7 @@ def a_worker_knows_itself_and_the_others(world: World) -> None:
     assert 0 <= world.rank < world.size
     assert world.members == tuple(range(world.size))
     assert world.epoch == 0
+    assert world.among == (world.epoch, world.members)
 
 
 def all_reduce_gives_everyone_the_same_sum(world: World) -> None:

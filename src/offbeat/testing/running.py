@@ -63,7 +63,7 @@ def processes(
     """Run a function, which must be importable, in as many processes as torchrun would start.
 
     The store lives in this process, as torchrun's lives in its agent, so that any worker may die.
-    With `check`, the first error of a worker is raised here. Whoever is still running
+    With `check`, the error of the worker that ended first is raised here. Whoever is still running
     `time_out_s` after all have begun is killed, and counts as an error, which shows where its
     threads were. A worker that dies of a signal is started again, to join the others, at most
     `restarts` times.
@@ -85,7 +85,7 @@ def processes(
         ended = _ends(crew, folder, time_out_s, start, restarts)
     shutil.rmtree(folder)
     if check:
-        for one in ended:
+        for one in sorted(ended, key=lambda one: one.seconds):  # the others' may be its doing
             if one.error is not None:
                 raise one.error
             if one.exit_code != 0:
@@ -142,7 +142,7 @@ def _child(
     arguments: Any,
 ) -> None:
     os.environ.update(variables)
-    torch.set_num_threads(1)
+    be_like_a_script()
     stacks = result.with_suffix(".stacks").open("w")
     faulthandler.dump_traceback_later(max(time_out_s - SOONER_S, 0.1), file=stacks)
     try:
@@ -157,6 +157,16 @@ def _child(
     result.with_suffix(".part").write_bytes(ended)
     result.with_suffix(".part").rename(result)
     atexit._run_exitfuncs()  # a process that was forked does not, and a script's would
+
+
+def be_like_a_script() -> None:
+    """Be a process as torchrun starts it, though it was forked from a server.
+
+    Its own children are started in Python's usual way: by default they would come from a server
+    too, and each worker of a DataLoader would import torch again.
+    """
+    torch.multiprocessing.set_start_method(None, force=True)
+    torch.set_num_threads(1)
 
 
 def _has_begun(file: Path) -> bool:

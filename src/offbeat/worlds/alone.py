@@ -20,6 +20,7 @@ class AloneWorld(ThreadedWorld):
     def __init__(self, cluster: Cluster | None = None, seed: int = 0) -> None:
         super().__init__(0, 1, cluster, seed)
         self.control = _Control(self)
+        self._scripted.begin(self._began)
 
     def control_in_epoch(self) -> base.Control:
         return self.control
@@ -114,6 +115,11 @@ class _Control(base.Control):
         with self._lock:
             self._counters[key] = total = self._counters.get(key, 0) + amount
             return total
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        self._world.check()
+        with self._changed:
+            return self._values.setdefault(key, value)
 
     def delete(self, key: str) -> None:
         with self._changed:

@@ -4,12 +4,13 @@ A *world* is one worker's view of the cluster. The same few verbs stand on virtu
 (`virtual.py`), on processes under torchrun (`real.py`) and on a single process (`alone.py`), and
 code above them cannot tell which. It never imports `torch.distributed`, `time` or `threading`.
 
-    who          rank, size, members, epoch
+    who          rank, size, members, epoch; among: the last two at once
     when         now, sleep_until, compute_s
     background   spawn, condition
-    control      control.set / get / wait / add / delete: small values that everybody sees
+    control      control.set / set_once / get / wait / add / delete: small values, seen by all
     data         channel(...).all_reduce / all_gather / all_to_all / broadcast: native collectives
                  channel(...).send / recv / exchange: between two workers, or among several
+    together     meet, together (meeting.py): all have done something, or none has
 
 Membership: `members` are the workers of this `epoch`, of the `size` that have begun. A rank is a
 worker's for life. The loss of a member ends the epoch. Then every verb of every survivor raises
@@ -26,16 +27,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from offbeat.clusters import Cluster
-from offbeat.errors import EpochOver, TooFewWorkersError, WorkerLeft
+from offbeat.errors import TooFewWorkersError, WorkerLeft
 from offbeat.records import Sink
+from offbeat.worlds.meeting import Meeting
+from offbeat.worlds.membership import Among, Membership
 from offbeat.worlds.patience import stuck_s
+from offbeat.worlds.regrouping import Dealing, Regrouping
 
-T = TypeVar("T")
 Op = Literal["sum", "max", "min"]
 
 
@@ -123,8 +126,26 @@ class Control(ABC):
         """Add to a shared counter, and return its new value: nobody else gets the same."""
 
     @abstractmethod
+    def set_once(self, key: str, value: bytes) -> bytes:
+        """Publish, unless somebody has, and return what stands; not for a key that is waited for.
+
+        To be asked at any time: it does not raise because an epoch is over, if none was named.
+        """
+
+    def stands(self, key: str) -> bytes:
+        """What was published by `set_once`, if anything; also for a worker that was expelled."""
+        raise NotImplementedError
+
+    @abstractmethod
     def delete(self, key: str) -> None:
         """Forget a key that nobody will ask for again."""
+
+    def kept(self) -> Control:
+        """The same; what is written by it outlives the host of the store, if anything can.
+
+        Of a counter, its final value: one that others read in between may differ.
+        """
+        return self
 
 
 class Condition(ABC):
@@ -155,20 +176,6 @@ class Activity(Protocol):
         """Block until it has ended; raise what it raised."""
 
 
-class Regrouping(Protocol):
-    """Something that lives through a loss."""
-
-    def epoch_over(self) -> None:
-        """The members have changed: begin anew, in the background. Must not block."""
-
-
-class Dealing(Regrouping, Protocol):
-    """What deals data among the workers, and does so again with what a lost one had in hand."""
-
-    def mark(self) -> tuple[int, int]:
-        """How far this worker's program is: which of its turns it is in, and at which batch."""
-
-
 class Closeable(Protocol):
     """Something attached to a world."""
 
@@ -180,35 +187,37 @@ class Closeable(Protocol):
         """Hold up nobody meanwhile: the program is busy elsewhere, at `where`."""
 
 
-class World(ABC):
+class World(Meeting, Membership):
     """One worker's view of the cluster; see the module's docstring for the verbs."""
 
     rank: int
     size: int
-    epoch: int
-    members: tuple[int, ...]
     control: Control
-    scripts_joins = False
 
     def __init__(self, rank: int, size: int, cluster: Cluster | None, seed: int) -> None:
         self.rank = rank
         self.size = size
-        self.epoch = 0
-        self.members = everyone(size)
+        self.among = Among(0, everyone(size))
         self.survives = False
         """Whether the others go on when a worker is lost."""
         self.min_workers = 1
         """With how few of them."""
         self.too_few: TooFewWorkersError | None = None  # what steps raise at their end
-        self.freeze_s: float | None = None
-        """After how long a silence they go on without a worker."""
         self.joins = False
         """Whether this worker is alone, and is to join a job that runs."""
+        self.returns = False  # and was a member of it before
+        self.entered = 0
+        """The epoch since which this worker is a member."""
+        self.attached: list[dict[str, Any]] = []
+        """What is attached at a time, as those who may join must have it."""
+        self.said_attached = False
+        """Whether this worker has said so."""
         self.loss = ""
         """What has ended the epoch before this one, in words."""
         self.regroups: list[Regrouping] = []
         """Who is told when the members have changed."""
         self.dealing: Dealing | None = None  # who is told of it after all others
+        self._postponed: Callable[[], None] | None = None  # a change, to the end of a round
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends
         self.records: Sink | None = None  # who wants to know what happens here
@@ -216,12 +225,8 @@ class World(ABC):
         self._is_elsewhere = False
         self._device = cluster.device(rank, seed) if cluster is not None else None
         self._leaves_at = math.inf
-        if cluster is not None:
-            if cluster.join_at(rank) is not None and not self.scripts_joins:
-                words = "join during the run, which real processes do not replay: remove that event"
-                raise ValueError(f"cluster {cluster.name!r} has worker {rank} {words}")
-            if (leaves_at := cluster.leave_at(rank)) is not None:
-                self._leaves_at = leaves_at
+        if cluster is not None and (leaves_at := cluster.leave_at(rank)) is not None:
+            self._leaves_at = leaves_at
 
     @property
     def sent_bytes(self) -> float | None:
@@ -254,54 +259,33 @@ class World(ABC):
         """
         return 0.0
 
-    @abstractmethod
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> Channel:
-        """Open a communicator among `members` (all, if None); each of them calls this."""
-
-    @abstractmethod
-    def control_in_epoch(self) -> Control:
-        """The control plane, of which every verb raises `EpochOver` when this epoch is."""
+    def remembers(self, epoch: int) -> bool:
+        """Whether what was on the control plane in an epoch before is still there."""
+        return True
 
     def survive(self, min_workers: int) -> None:
         """Go on when a worker is lost, with as few as these; every worker calls this."""
         self.survives, self.min_workers = True, min_workers
         self.too_few = None if len(self.members) >= min_workers else self.too_few
 
-    def let_in(self, attached: dict[str, Any]) -> None:  # noqa: B027 - where nobody can join
-        """Say what this worker has attached: one that has the same may join."""
+    def change_between_rounds(self, change: Callable[[], None]) -> None:
+        """A worker joins: have the members changed at the end of a round, if rounds are made here.
 
-    def join(self, attached: dict[str, Any]) -> None:
-        """Become a member of the job that runs, if all have attached this; it `joins`."""
-        raise NotImplementedError
-
-    def say_joined(self) -> None:  # noqa: B027 - where nobody wants to know
-        """This worker, which has joined, is as far as the others."""
-
-    def meet(
-        self, name: str, who: tuple[int, ...] | None = None, act: Callable[[], T] | None = None
-    ) -> T | None:
-        """Have these members, or all, act together, and wait until all of them have.
-
-        If one is lost meanwhile, the others do it again. A name is used once.
+        In the middle of it, it would have to be made again. `change` may be called twice.
         """
-        while True:
-            members, epoch, control = self.members, self.epoch, self.control_in_epoch()
-            count = len(members if who is None else set(who) & set(members))
-            key, result = f"meet/{name}/{epoch}", None
-            try:
-                result = None if act is None else act()
-                if control.add(key, 1) == count:
-                    control.set(f"{key}/all", b"1")
-                control.wait(f"{key}/all")
-                return result
-            except EpochOver:
-                # If all had come, some are through, and will not come again.
-                if self.control.add(key, 0) >= count:
-                    return result
+        self._postponed = change
+        if not any(each.makes_rounds for each in self.regroups):
+            self.round_over()
+
+    def round_over(self) -> None:
+        """A round has ended here; any activity calls this."""
+        change, self._postponed = self._postponed, None
+        if change is not None:
+            change()
 
     def _begin_epoch(self, epoch: int, members: tuple[int, ...]) -> None:
         """Have the members changed; the caller breaks off what waits for the former ones."""
-        self.members, self.epoch = members, epoch
+        self.among = Among(epoch, members)
         for each in list(self.regroups):
             each.epoch_over()
         if self.dealing is not None:

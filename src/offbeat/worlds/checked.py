@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from offbeat.errors import TooFewWorkersError, WorkerLostError
+from offbeat.errors import StillAttachedError, TooFewWorkersError, WorkerLostError, WorldError
 from offbeat.worlds.base import World, everyone
 
-HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
+_HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
 
 
 def checked_members(name: str, members: tuple[int, ...] | None, world: World) -> tuple[int, ...]:
@@ -44,6 +44,20 @@ def first_difference(
             value, other = next((a, b) for a, b in zip(value, other, strict=True) if a != b)
         return what, value, other
     return None
+
+
+def is_of_script(error: BaseException) -> bool:
+    """Whether a script has made a mistake, and not the world around it."""
+    return not isinstance(error, WorldError) or isinstance(error, StillAttachedError)
+
+
+def fatal(words: str, rank: int, raised: bool) -> WorkerLostError:
+    """What ends the run of all others, where losses are not survived; it says what to do.
+
+    Not to survive it, if the worker's own script has raised: it would again, on any worker.
+    """
+    mend = f"Worker {rank}'s script has raised that, and its traceback says where: mend it there"
+    return WorkerLostError(f"{words}. {mend if raised else _HOW_TO_SURVIVE}", rank, raised)
 
 
 def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> TooFewWorkersError:

@@ -17,23 +17,23 @@ grad mode and autocast again, and a worker's main task its own random generators
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
-import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from offbeat.errors import DeadlockError, WorldError
 from offbeat.worlds.generators import Generators
+from offbeat.worlds.modes import (
+    any_autocast,
+    grad_enabled,
+    graph_task,
+    put_back,
+    put_by,
+    set_grad_enabled,
+)
 from offbeat.worlds.tasks import Parked, Task, Visit, Worker
-
-_grad_enabled = torch.is_grad_enabled
-_set_grad_enabled = torch._C._set_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
-_graph_task = torch._C._current_graph_task_id
-
-Autocast = list[tuple[str, bool, torch.dtype]]
 
 
 class Clock:
@@ -102,7 +102,8 @@ class Clock:
         task = parked.task
         if task.parked is parked:
             task.parked = None
-            heappush(self._heap, (self.now + delay_s, next(self._sequence), task))
+            moment = max(self.now + delay_s, task.worker.thaws_s)
+            heappush(self._heap, (moment, next(self._sequence), task))
 
     def wake_all(self, waiting: Iterable[Parked]) -> None:
         """Resume parked tasks now, in this order."""
@@ -111,7 +112,7 @@ class Clock:
             task = parked.task
             if task.parked is parked:
                 task.parked = None
-                heappush(heap, (now, next(sequence), task))
+                heappush(heap, (max(now, task.worker.thaws_s), next(sequence), task))
 
     def join(self, task: Task) -> None:
         """Block the current task until another one has ended."""
@@ -135,8 +136,17 @@ class Clock:
         if not worker.tasks:
             self._workers.append(worker)
         worker.tasks.append(task)
-        heappush(self._heap, (self.now, next(self._sequence), task))
+        heappush(self._heap, (max(self.now, worker.thaws_s), next(self._sequence), task))
         return task
+
+    def freeze(self, worker: Worker, until: float, thaw: Callable[[], None]) -> None:
+        """Have none of a worker's tasks go on before then; the loop calls `thaw` first."""
+        worker.thaws_s = until
+        self.end_at(until, thaw)
+        for each in sorted(each for each in self._heap if _is_of(worker, each[2])):
+            self._heap.remove(each)
+            self._heap.append((max(each[0], until), next(self._sequence), each[2]))
+        heapify(self._heap)
 
     def kill(self, worker: Worker) -> None:
         """End a worker where it stands, as SIGKILL does: no clean-up code of its own may block."""
@@ -155,8 +165,8 @@ class Clock:
 
     def run(self) -> None:
         """Run until every task has ended; raise what one of them raised."""
-        heap, outside, grad = self._heap, Generators.now(), _grad_enabled()
-        _set_grad_enabled(True)
+        heap, outside, grad = self._heap, Generators.now(), grad_enabled()
+        set_grad_enabled(True)
         try:
             while heap:
                 self.now, _, due = heappop(heap)
@@ -174,7 +184,7 @@ class Clock:
         finally:
             self._stop()
             outside.put_back()
-            _set_grad_enabled(grad)
+            set_grad_enabled(grad)
 
     def _live(self, task: Task, run: Callable[[], Any]) -> None:
         """The body of a task's greenlet."""
@@ -193,7 +203,7 @@ class Clock:
             if not task.main:
                 task.worker.tasks.remove(task)
             self.wake_all(task.joining)
-            _set_grad_enabled(True)
+            set_grad_enabled(True)
 
     def _switch(self, task: Task) -> None:
         """Give way to the next task; come back with this one's own thread-local torch state.
@@ -205,8 +215,8 @@ class Clock:
         if self.held:
             raise WorldError(f"{task.name} blocks while it holds a condition")
         modes = None
-        if _graph_task() != -1 or not _grad_enabled() or _any_autocast():
-            modes = _put_by()
+        if graph_task() != -1 or not grad_enabled() or any_autocast():
+            modes = put_by()
 
         heap = self._heap
         due = heap[0][2] if heap else None
@@ -225,7 +235,7 @@ class Clock:
             self._hub.switch()
 
         if modes is not None:
-            _put_back(*modes)
+            put_back(*modes)
         worker = task.worker
         if task.draws and self._drawing is not worker:
             self._draw_as(worker)
@@ -309,6 +319,10 @@ class Clock:
         )
 
 
+def _is_of(worker: Worker, due: Task | Callable[[], None]) -> bool:
+    return isinstance(due, Task) and due.worker is worker
+
+
 class _ByLoop:
     """A call that the loop must make itself: a task that ends others would not be resumed."""
 
@@ -319,31 +333,3 @@ class _ByLoop:
 
     def __call__(self) -> None:
         self.call()
-
-
-def _put_by() -> tuple[bool, Autocast]:
-    """Have the defaults of grad mode and autocast; return what there was."""
-    if _graph_task() != -1:
-        raise WorldError(
-            "a verb that blocks was called inside backward(), in a gradient hook: "
-            "workers of the virtual world cannot be switched there"
-        )
-    if torch.is_inference_mode_enabled():
-        raise WorldError("a verb that blocks was called under inference_mode: use no_grad")
-    grad, autocast = _grad_enabled(), _autocast_state() if _any_autocast() else []
-    _put_back(True, [(device, False, dtype) for device, _, dtype in autocast])
-    return grad, autocast
-
-
-def _put_back(grad: bool, autocast: Autocast) -> None:
-    _set_grad_enabled(grad)
-    for device, enabled, dtype in autocast:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-
-
-def _autocast_state() -> Autocast:
-    return [
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    ]

@@ -7,21 +7,24 @@ with the first attachment and closes with the last.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
 from offbeat.clusters import Cluster
+from offbeat.errors import ExpelledError
 from offbeat.records import RecordsFile, worker_file
 from offbeat.worlds.alone import AloneWorld
 from offbeat.worlds.base import World
 from offbeat.worlds.real import RealWorld, under_torchrun
 from offbeat.worlds.virtual import current_virtual_world
 
+logger = logging.getLogger("offbeat")
 _process_world: World | None = None
 _users = 0
 
@@ -70,19 +73,20 @@ def enter_world(
     pace: Cluster | str | None = None,
     seed: int | None = None,
     survivors: int | None = None,
-    freeze_s: float | None = None,
+    freeze: float | Literal["auto"] | None = None,
 ) -> World:
     """Return the world that this code runs in, opening it if need be; `leave_world` in return.
 
     `pace` is the cluster to replay on real processes, $OFFBEAT_PACE if None; `seed` that of its
     noise, $OFFBEAT_SEED if None. What happens is recorded in the folder $OFFBEAT_RECORDS, if set.
-    With `survivors`, at least so many go on when a worker is lost; with `freeze_s`, also when one
-    is silent for so long.
+    With `survivors`, at least so many go on when a worker is lost; with `freeze`, also when one is
+    silent for so long.
     """
     global _process_world, _users
     if (virtual := current_virtual_world()) is not None:
         if survivors is not None:
             virtual.survive(survivors)
+            virtual.expect_answers(freeze)
         return virtual
     if _process_world is None:
         pace = os.environ.get("OFFBEAT_PACE") or None if pace is None else pace
@@ -90,13 +94,32 @@ def enter_world(
         seed = int(os.environ.get("OFFBEAT_SEED", "0")) if seed is None else seed
         several = (dist.is_available() and dist.is_initialized()) or under_torchrun()
         if several:
-            _process_world = RealWorld(cluster, seed, survivors=survivors, freeze_s=freeze_s)
+            _process_world = RealWorld(cluster, seed, survivors=survivors, freeze=freeze)
         else:
             _process_world = AloneWorld(cluster, seed)
         if folder := os.environ.get("OFFBEAT_RECORDS"):
             _process_world.records = _records_file(folder, _process_world)
     _users += 1
     return _process_world
+
+
+def enter_again(world: World) -> World:
+    """Return the world in which this worker joins those who have expelled it; the old one ends."""
+    global _process_world
+    again = world.again()
+    again.records = world.records
+    if world is _process_world:
+        _process_world = again
+    return again
+
+
+def come_back(error: ExpelledError) -> None:
+    """Have what is attached in the present world join the others again; raise if nothing can."""
+    world = present_world()
+    for thing in [] if world is None else list(world.open):
+        if hasattr(thing, "rejoin"):
+            return thing.rejoin(error)  # type: ignore[no-any-return]
+    raise error
 
 
 def _records_file(folder: str, world: World) -> RecordsFile:
@@ -136,7 +159,8 @@ def leave_world(world: World, error: BaseException | None = None) -> None:
             world.close()
         except BaseException as failure:
             world.fail(failure)
-            raise
+            if not isinstance(failure, ExpelledError):  # else all is done, and the others have left
+                raise
 
 
 def _forget_in_child() -> None:
@@ -153,6 +177,13 @@ def _close_at_exit() -> None:
     """A script that ends without leaving its block has left it now; one that failed has failed."""
     if _process_world is not None:
         failure = getattr(sys, "last_value", None)
+        if failure is None and _process_world.open and _process_world.size > 1:
+            logger.warning(
+                "worker %d ends without dp.close(), or leaving `with offbeat.attach(...)`: it does "
+                "so now, with all others. What the script has evaluated or saved before lacks "
+                "their last rounds",
+                _process_world.rank,
+            )
         for thing in list(_process_world.open):
             if failure is None:
                 thing.close()

@@ -2,6 +2,9 @@
 
     entrance/<rank>    written by every member when it is attached: what it has attached, and so on
     mesh/<rank>        where its mesh can be called; a joiner writes its own
+    through/...        written by every member when it is through with a change of the members
+
+If the store is lost, and the standby in use, all members write the first two anew, there.
 
 A joiner compares itself with the members, calls each of them, and is a *peer* of all when each has
 answered. Then it proposes the next epoch itself: the members, and it. If another proposal was
@@ -15,18 +18,22 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from offbeat.errors import DisagreementError, NobodyToJoinError
 from offbeat.worlds.checked import first_difference
+from offbeat.worlds.membership import THROUGH
 from offbeat.worlds.sockets import noting
 from offbeat.worlds.store import Clients
+from offbeat.worlds.too_late import end_in_a_sentence
 
 _ANSWER_S = 5.0
 _AGAIN_S = 0.02
 HELLO = struct.Struct("!i")
+MOVED = "moved"
+"""In the standby of the store, the epoch that all have begun with there (failover.py)."""
 REFUSES = "refuses"
 """Among what a worker says of what it has attached: why nobody can join that, if so."""
 _Peers = dict[int, socket.socket]
@@ -39,6 +46,7 @@ class Entrance:
         self._rank = rank
         self._clients = clients
         self._check = check
+        end_in_a_sentence()
         self.peers: _Peers = {}
         """Members that have answered."""
 
@@ -48,17 +56,20 @@ class Entrance:
             members, _ = self.newest()
             keys = [f"entrance/{rank}" for rank in members if rank != self._rank]
             if not keys:
-                raise self._nobody()
+                raise nobody_to_join(self._rank)
             if self._clients.mine().check(keys):
                 return dict(json.loads(bytes(self._clients.mine().get(keys[0]))))
             self._pause(members)
 
     def newest(self) -> tuple[list[int], int]:
         """The members of the newest epoch, and its number."""
-        client, epoch = self._clients.mine(), 0
+        client, key, epoch = self._clients.mine(), "members", 0
+        if client.check([MOVED]):  # the standby knows nothing of the epochs before
+            key, epoch = MOVED, int(json.loads(bytes(client.get(MOVED)))["epoch"])
         while client.check([f"epoch/{epoch + 1}"]):
             epoch += 1
-        told = json.loads(bytes(client.get(f"epoch/{epoch}" if epoch else "members")))
+            key = f"epoch/{epoch}"
+        told = json.loads(bytes(client.get(key)))
         return (told["members"] if epoch else told), epoch
 
     def enter(self, words: str) -> tuple[int, dict[str, Any]]:
@@ -66,7 +77,8 @@ class Entrance:
         client = self._clients.mine()
         while True:
             members, epoch = self.newest()
-            if self._rank not in members and self._has_called(members):
+            may_enter = self._rank not in members and self._are_through(members, epoch)
+            if may_enter and self._has_called(members):
                 told = {"members": sorted([*members, self._rank]), "words": words}
                 proposal = json.dumps({**told, "rank": self._rank, "joins": True})
                 stands = bytes(client.compare_set(f"epoch/{epoch + 1}", "", proposal)).decode()
@@ -74,6 +86,11 @@ class Entrance:
                     return epoch + 1, dict(json.loads(proposal))
             else:
                 self._pause(members)
+
+    def _are_through(self, members: list[int], epoch: int) -> bool:
+        """Whether the members have counted what was lost with the last change."""
+        keys = [f"through/{what}/{rank}/{epoch}" for what in THROUGH for rank in members]
+        return not epoch or bool(self._clients.mine().check(keys))
 
     def _has_called(self, members: list[int]) -> bool:
         for rank in list(self.peers):
@@ -96,18 +113,26 @@ class Entrance:
     def _pause(self, members: list[int]) -> None:
         self._check()
         if self._clients.mine().check([f"departed/{rank}" for rank in members[:1]]):
-            raise self._nobody()
+            raise nobody_to_join(self._rank)
         time.sleep(_AGAIN_S)
 
-    def _nobody(self) -> NobodyToJoinError:
-        return NobodyToJoinError(
-            f"worker {self._rank} was started to join the others, but they have ended their "
-            "training: there is nobody left to join"
-        )
+
+def nobody_to_join(rank: int) -> NobodyToJoinError:
+    """What a worker raises that comes too late."""
+    return NobodyToJoinError(
+        f"worker {rank} was to join the others, but they have ended their training: there is "
+        "nobody left to join"
+    )
+
+
+def check_all_alike(rank: int, theirs: Sequence[Any], mine: Sequence[Any]) -> None:
+    """Raise if a joiner has attached something else than the others, and say what."""
+    for each, its in zip(theirs, mine, strict=False):
+        check_alike(rank, each, json.loads(json.dumps(its)))
 
 
 def check_alike(rank: int, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise if a joiner has attached something else than the others, and say what."""
+    """The same, of one thing that is attached."""
     if theirs[REFUSES]:
         raise _refused(f"worker {rank} cannot join: the others take in nobody {theirs[REFUSES]}")
     if (found := first_difference(theirs, mine)) is not None:

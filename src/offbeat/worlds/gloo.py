@@ -84,7 +84,8 @@ class Groups:
 
         def connect() -> None:
             try:
-                with self._world.clients.lent(back=device_type == "cpu") as client:
+                back = device_type == "cpu"
+                with self._world.clients.lent(back, self.epoch) as client:
                     with noting() as sockets:
                         group = self._new_group(PrefixStore(where, client), device_type)
                     self._sockets |= sockets

@@ -5,6 +5,8 @@ thread of every worker listens to all of them:
 
     "B"              the other side says goodbye: it closes, or it has said itself that it failed
     "E"              the members have changed: look into the store
+    "S"              the store is lost, and this worker has come to its standby (failover.py)
+    "J"              the same, because the other side joins: there is time until a round has ended
     "."              a beat, every so often. Nobody answers: that is the kernel's business
     "A"              the first thing that a worker hears which has called, to join
     the end of it    the process has ended, without a goodbye
@@ -14,21 +16,17 @@ lost its power or its network does not: its beats stay unacknowledged, and after
 seconds (3) the kernel ends the connection.
 
 A worker that joins (entrance.py) calls everybody, and is heard from then on. With `freeze_s`, who
-is silent for so long is expelled. Its connections stay: when it wakes up, it hears that the members
-have changed, finds itself not among them, and raises. A worker that has been frozen, or starved,
-itself has not heard the others either, and does not judge them for that.
+is silent for so long, though its host answers, is expelled. Its connections stay: when it wakes up,
+it hears that the members have changed, finds itself not among them, and raises. A worker that has
+been frozen, or starved, itself has not heard the others either, and does not judge them for that.
 
-Whoever notices a loss proposes the next epoch: its members, under one key of the store. The first
-proposal stands, for everybody. It tells the others, who look for it; and proposes another epoch if
-that one does not see the loss yet.
+Whoever notices a loss proposes the next epoch (epochs.py), and tells the others, who look for it.
 
 A child that is forked lets go of its copies of these connections (sockets.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import selectors
 import socket
 import threading
@@ -37,50 +35,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offbeat.errors import WorkerLostError
 from offbeat.worlds.base import Activity
-from offbeat.worlds.entrance import HELLO, Entrance
-from offbeat.worlds.sockets import noting, own_address
+from offbeat.worlds.connecting import connected
+from offbeat.worlds.entrance import HELLO, Entrance, nobody_to_join
+from offbeat.worlds.epochs import Epochs
+from offbeat.worlds.failover import StoreWatch
+from offbeat.worlds.membership import FREEZE_S
+from offbeat.worlds.peers import has_ended, has_said_all, prepare, send, unanswered_s
+from offbeat.worlds.pool import STANDBY, STORE, Store, StoreMovedError, pool
+from offbeat.worlds.sockets import leave_alone, noting, own_address
 from offbeat.worlds.store import Clients
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
 
 _VERDICT_S = 10.0
-_CONNECT_S = 60.0
-_COME = timedelta(minutes=30)  # how long others may take to attach
 _BEAT_S = 0.25
 _DEPART = timedelta(seconds=60)
-_HELLO_S = 1.0  # a caller says at once who it is
-_ENDED = "its connection broke: the process has ended"
 
 
-def lost_s() -> float:
-    """Return after how many seconds without an answer from its host a worker is lost."""
-    text = os.environ.get("OFFBEAT_LOST_S", "") or "3"
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not 0 < limit < 1e6:
-        raise ValueError(f"OFFBEAT_LOST_S must be a number of seconds above 0, got {text!r}")
-    return limit
-
-
-class Mesh:
+class Mesh(Epochs):
     """One worker's connections to all others, and what it hears by them."""
 
     def __init__(self, world: RealWorld, clients: Clients) -> None:
-        self._world = world
-        self._clients = clients
-        self._limit_s = lost_s()
-        self._peers: dict[int, socket.socket] = {}
-        self._departed: set[int] = set()
-        self._closing = self._closed = self._stopped = False
-        self._freeze_s = world.freeze_s
-        self._beat_s = min(_BEAT_S, self._limit_s / 4, (self._freeze_s or 4.0) / 4)
+        super().__init__(world, clients)
+        self._closed = self._stopped = self._enters = False
+        self._beat_s = min(_BEAT_S, self._limit_s / 4, (world.freeze_s or FREEZE_S) / 4)
         self._heard_s: dict[int, float] = {}
         self._beats_at = self._looked_s = 0.0
         self._to_do: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -92,21 +75,28 @@ class Mesh:
             self._here, self._there = socket.socketpair()
             self._server = socket.create_server((own_address(), 0), backlog=self._world.size)
             try:
+                # Connected now: that may take seconds, in which this worker would be silent; and
+                # minutes once the store's host is cut off.
+                clients = self._clients.borrowed()
                 if not alone:
                     self._publish()
-                    self._connect()
+                    everyone = self._world.rank, self._world.members
+                    self._peers = connected(self._server, self._client, *everyone)
+                    self._ended |= {*everyone[1]} - {*self._peers, self._world.rank}
                     self._server.setblocking(False)
             except (OSError, RuntimeError) as error:
                 raise WorkerLostError(
                     f"worker {self._world.rank} could not connect to all of the "
                     f"{self._world.size} workers: {error}"
                 ) from error
-        self._activity = self._world.spawn("watch-members", self._listen)
+        self._stores = StoreWatch(self._limit_s, self._world.stuck_s, self.lose)
+        self._activity = self._world.spawn("watch-members", lambda: self._listen(clients))
 
     def join(self, words: str, entrance: Entrance) -> None:
         """Become a member of the job that runs; returns when this worker's world knows."""
         self._publish()
         self._server.setblocking(False)
+        self._enters = True
         told, entered = threading.Event(), entrance.enter(words)
 
         def adopt() -> None:
@@ -121,15 +111,21 @@ class Mesh:
         while not told.wait(1.0):
             self._world.check()
 
-    def report(self, rank: int, reason: str) -> None:
-        """Have the others go on without a worker, which may be this one; wait until they know."""
+    def has_joined(self) -> None:
+        """This worker has what the others have: from here on they do not end without it."""
+        self._enters = False
+
+    def report(self, error: BaseException, of_script: bool = False) -> None:
+        """This worker ends with an error: have the others go on; wait until they know."""
         if self._stopped:  # they do
             return
         told = threading.Event()
 
         def judge() -> None:
-            self._judge(rank, reason)
-            told.set()
+            try:
+                self._judge(self._world.rank, f"{type(error).__name__}: {error}")
+            finally:
+                told.set()
 
         self._have_done(judge)
         told.wait(_VERDICT_S)
@@ -139,20 +135,22 @@ class Mesh:
         world = self._world
         if epoch is not None:
             with suppress(WorkerLostError), world.connecting:
-                world.connecting.wait_for(lambda: world.epoch > epoch, world.now() + _VERDICT_S)
+                until = world.now() + _VERDICT_S + self._limit_s
+                world.connecting.wait_for(lambda: world.epoch > epoch, until)
 
-    def close(self) -> None:
-        """All have come to the end: say goodbye, and wait until the others have, if need be."""
+    def close(self, members: tuple[int, ...]) -> None:
+        """These have come to the end: say goodbye, and wait until they have, if need be."""
         self._closing = True
-        rank, client = self._world.rank, self._clients.mine()
+        rank = self._world.rank
         if self._is_member:
             with suppress(RuntimeError):
-                client.set(f"departed/{rank}", b"1")
+                self._clients.mine().compare_set(f"departed/{rank}", "", "1")  # there on return
             self._have_done(self.say_goodbye)
-        if rank == 0 and self._is_member:  # it may host the store
-            everyone = [f"departed/{rank}" for rank in self._world.members]
+        # Worker 0 may host the store; the launcher that has the standby ends after its workers.
+        if (rank == 0 or pool.place == STANDBY) and self._is_member:
+            everyone = [f"departed/{rank}" for rank in members]
             with suppress(RuntimeError):
-                client.wait(everyone, _DEPART)
+                self._clients.mine().wait(everyone, _DEPART)
         self._have_done(self._end)
         if self._activity is not None:
             self._activity.join()
@@ -165,44 +163,24 @@ class Mesh:
     def say_goodbye(self) -> None:
         """Tell everybody that the end of this worker's connections means nothing."""
         for peer in self._peers.values():
-            _send(peer, b"B")
+            send(peer, b"B")
 
     # --- connecting ------------------------------------------------------------------------
-
-    @property
-    def _is_member(self) -> bool:
-        """Whether this worker has a part in the job: not before it has joined."""
-        return self._world.epoch >= 0
 
     def _publish(self) -> None:
         """Say where this worker can be called."""
         host, port = self._server.getsockname()[:2]
-        self._clients.mine().delete_key(f"departed/{self._world.rank}")
-        self._clients.mine().set(f"mesh/{self._world.rank}", f"{host} {port}")
+        self._client.delete_key(f"departed/{self._world.rank}")
+        self._client.set(f"mesh/{self._world.rank}", f"{host} {port}")
 
-    def _connect(self) -> None:
-        """Every worker calls those below it, and is called by those above."""
-        world, client = self._world, self._clients.mine()
-        everyone = [f"mesh/{rank}" for rank in world.members]
-        self._server.settimeout(_CONNECT_S)
-        client.wait(everyone, _COME)
-        for rank in (each for each in world.members if each < world.rank):
-            host, port = bytes(client.get(f"mesh/{rank}")).decode().split()
-            peer = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
-            peer.sendall(HELLO.pack(world.rank))
-            self._peers[rank] = peer
-        while len(self._peers) < len(world.members) - 1:
-            peer = self._server.accept()[0]
-            peer.settimeout(_CONNECT_S)
-            (rank,) = HELLO.unpack(peer.recv(4, socket.MSG_WAITALL))
-            self._peers[rank] = peer
+    def _open_again(self) -> None:
+        self._publish()
+        if self._world.said_attached:
+            self._world.let_in()
 
     def _listen_to(self, rank: int, peer: socket.socket) -> None:
-        peer.setblocking(False)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            limit = int(1000 * (self._limit_s - self._beat_s))  # since a beat was sent
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
+        leave_alone(peer)
+        prepare(peer, self._limit_s - self._beat_s)  # since a beat was sent
         self._heard_s[rank] = time.monotonic()
         self._selector.register(peer, selectors.EVENT_READ, rank)
 
@@ -210,7 +188,7 @@ class Mesh:
         """Somebody calls, to join: it is a peer from here on, if its rank is free."""
         with suppress(OSError), noting():
             caller = self._server.accept()[0]
-            caller.settimeout(_HELLO_S)
+            caller.settimeout(self._beat_s)  # it says at once who it is; this worker must beat
             hello = caller.recv(HELLO.size, socket.MSG_WAITALL)
             (rank,) = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1,)
             if not 0 <= rank < self._world.size or rank in self._world.members or self._closing:
@@ -220,9 +198,10 @@ class Mesh:
                 self._selector.unregister(before)
                 before.close()
             self._departed.discard(rank)
+            self._ended.discard(rank)
             self._peers[rank] = caller
             self._listen_to(rank, caller)
-            _send(caller, b"A")
+            send(caller, b"A")
 
     # --- listening -------------------------------------------------------------------------
 
@@ -232,21 +211,27 @@ class Mesh:
         with suppress(OSError):
             self._here.send(b"!")
 
-    def _listen(self) -> None:
+    def _listen(self, clients: dict[str, Store]) -> None:
+        self._clients.use(clients)
         try:
             with selectors.DefaultSelector() as self._selector:
                 self._selector.register(self._there, selectors.EVENT_READ, -1)
                 self._selector.register(self._server, selectors.EVENT_READ, -2)
                 for rank, peer in self._peers.items():
                     self._listen_to(rank, peer)
+                self._judge_missing()
                 while not self._closed:
                     rest_s = max(self._beats_at - time.monotonic(), 0.0)
-                    self._hear(self._selector.select(rest_s))
-        except (RuntimeError, OSError) as error:
-            self._world.failed(
-                WorkerLostError(f"the job's store does not answer any more: {str(error)[:200]}")
-            )
+                    place = pool.place
+                    try:
+                        self._hear(self._selector.select(rest_s))
+                    except RuntimeError as error:
+                        if not isinstance(error, StoreMovedError):
+                            self.lose(place, str(error).partition("\n")[0][:200])
+        except OSError as error:
+            self._fail(str(error))
         finally:
+            self._stores.close()
             for peer in (*self._peers.values(), self._here, self._there, self._server):
                 peer.close()
 
@@ -255,7 +240,7 @@ class Mesh:
         if now >= self._beats_at:
             self._beats_at = now + self._beat_s
             for peer in self._peers.values():
-                _send(peer, b".")
+                send(peer, b".")
         for key, _ in events:
             if key.data == -1:
                 self._there.recv(4096)
@@ -264,8 +249,10 @@ class Mesh:
             elif key.data in self._peers:
                 self._heard_s[key.data] = now
                 self._read(key.data)
-        if self._freeze_s is not None:
-            self._see_who_is_silent(self._freeze_s, now)
+        if self._world.freeze_s is not None:
+            self._see_who_is_silent(self._world.freeze_s, now)
+        if self._moving is not None:
+            self._agree()
         with suppress(Empty):
             while not self._closed:
                 self._to_do.get_nowait()()
@@ -276,67 +263,46 @@ class Mesh:
             self._heard_s = dict.fromkeys(self._peers, now)
         for rank in list(self._peers):
             silent_s = now - self._heard_s.get(rank, now)
-            if silent_s > limit_s and rank in self._world.members and rank not in self._departed:
+            counts = rank in self._world.members and rank not in self._departed
+            # A frozen worker's host answers; if not, the kernel says when it is lost.
+            if silent_s > limit_s and counts and unanswered_s(self._peers[rank]) < limit_s / 2:
                 self._judge(rank, f"silent for {silent_s:.2f} s, and freeze_s is {limit_s:g}")
 
     def _read(self, rank: int) -> None:
         try:
             said = self._peers[rank].recv(4096)
+            ended = has_said_all(self._peers[rank])
         except BlockingIOError:
             return
-        except OSError:
-            said = b""
+        except OSError as error:
+            said, ended = b"", has_ended(error)
         if b"B" in said:
             self._departed.add(rank)
+            self._comes_too_late(rank)
+        if b"S" in said:
+            self._come.add(rank)
+            self.lose(STORE, f"worker {rank} has no answer")
         if b"E" in said:
             self._look()
+        elif b"J" in said:
+            self._world.change_between_rounds(lambda: self._have_done(self._look))
         if not said:
             self._selector.unregister(self._peers[rank])
             self._peers.pop(rank).close()
+            if ended:
+                self._ended.add(rank)
             if self._closing:
-                self._clients.mine().set(f"departed/{rank}", b"1")
+                self._client.set(f"departed/{rank}", b"1")
             elif rank not in self._departed and not self._has_departed(rank):
                 self._look()  # who has proposed itself may have ended before it could say so
-                self._judge(rank, _ENDED)
+                self._judge_gone(rank)
+            else:
+                self._comes_too_late(rank)
 
-    def _has_departed(self, rank: int) -> bool:
-        """Whether its goodbye was lost with its connection."""
-        return bool(self._clients.mine().check([f"departed/{rank}"]))
-
-    def _judge(self, rank: int, reason: str) -> None:
-        """Propose epochs until there is one without that worker."""
-        words = f"worker {rank} was lost ({reason})"
-        while rank in self._world.members and self._is_member and not self._closing:
-            members = [each for each in self._world.members if each != rank]
-            proposal = json.dumps({"members": members, "words": words, "rank": rank})
-            epoch = self._world.epoch + 1
-            stands = bytes(self._clients.mine().compare_set(f"epoch/{epoch}", "", proposal))
-            if not self._adopt(epoch, json.loads(stands)):
-                return
-
-    def _look(self) -> None:
-        """Somebody says that the members have changed."""
-        while self._is_member and self._clients.mine().check(
-            [key := f"epoch/{(epoch := self._world.epoch + 1)}"]
-        ):
-            if not self._adopt(epoch, json.loads(bytes(self._clients.mine().get(key)))):
-                return
-        for rank in set(self._world.members) - {*self._peers, self._world.rank} - self._departed:
-            if not self._has_departed(rank):
-                self._judge(rank, _ENDED)  # it ended before this worker heard that it had joined
-
-    def _adopt(self, epoch: int, told: dict[str, Any]) -> bool:
-        goes_on = self._world.begin_epoch(
-            epoch, tuple(told["members"]), told["words"], told["rank"], told.get("joins", False)
-        )
-        for peer in self._peers.values():
-            _send(peer, b"E")
-        return goes_on
+    def _comes_too_late(self, rank: int) -> None:
+        """A worker has ended, together with all others: not with one that is on its way in."""
+        if self._enters and rank in self._world.members:
+            self._world.failed(nobody_to_join(self._world.rank))
 
     def _end(self) -> None:
         self._closed = True
-
-
-def _send(peer: socket.socket, byte: bytes) -> None:
-    with suppress(OSError):  # it is gone, which is noticed where it is listened to
-        peer.send(byte)

@@ -14,29 +14,28 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from offbeat import launched
 from offbeat.clusters import Cluster
-from offbeat.errors import ClosedError, EpochOver, WorkerLostError
-from offbeat.worlds import base, ending
-from offbeat.worlds.checked import checked_members, too_few
-from offbeat.worlds.entrance import Entrance, check_alike
-from offbeat.worlds.gloo import Channel, Groups
+from offbeat.errors import ClosedError, EpochOver, ExpelledError, WorkerLostError
+from offbeat.worlds import base, ending, left_behind  # noqa: F401 - at exit, after all else
+from offbeat.worlds.channels import WithChannels
+from offbeat.worlds.checked import is_of_script, too_few
+from offbeat.worlds.entrance import Entrance, check_all_alike
 from offbeat.worlds.liveness import Liveness
+from offbeat.worlds.membership import Among
 from offbeat.worlds.mesh import Mesh
 from offbeat.worlds.own import OwnCollectives
 from offbeat.worlds.patience import stuck_s
-from offbeat.worlds.small import Small
+from offbeat.worlds.pool import StoreMovedError, pool
+from offbeat.worlds.scripted import BEGAN, comes
 from offbeat.worlds.stand_in import stand_in
-from offbeat.worlds.store import Clients, Control, pool
-from offbeat.worlds.threads import ThreadedWorld
+from offbeat.worlds.store import Clients, Control
 from offbeat.worlds.waiters import Waiters
 
 # Up to which size one worker beats the ring: between hosts, messages cost less and bytes more than
@@ -52,7 +51,7 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-class RealWorld(ThreadedWorld):
+class RealWorld(WithChannels):
     """One process of a job, and its view of the others."""
 
     control: Control
@@ -63,91 +62,126 @@ class RealWorld(ThreadedWorld):
         seed: int = 0,
         time_out_s: float = 1800.0,
         survivors: int | None = None,
-        freeze_s: float | None = None,
+        freeze: float | Literal["auto"] | None = None,
+        after: RealWorld | None = None,
     ) -> None:
+        """`after` this one, which was expelled: to join the others again."""
         global _opened, _made_default_group
         stuck_s()  # which may be wrong: before anybody counts on this worker
-        joins = launched.joins() and not _opened
-        if joins and survivors is None:
-            raise ValueError(
-                "this worker was started to join the others, who survive a loss: it must attach "
-                "with survive=True, and a method that can, as they have"
-            )
         stand_in()
         if not dist.is_initialized():
             # Kept until the process exits: a second one on the same store would meet the
             # addresses that the first has left there.
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
             _made_default_group = True
-        super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed)
-        self._time_out = timedelta(seconds=time_out_s)
-        self._groups: list[Groups] = []
-        self._retired: list[Groups] = []
-        self._channels: list[Channel] = []
-        self._openings: Counter[str] = Counter()
-        _opened += 1
+        super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed, time_out_s)
+        comes_s = 0.0 if cluster is None or _opened else cluster.join_at(self.rank) or 0.0
+        joins = after is not None or comes_s > 0 or (launched.joins() and not _opened)
+        if joins and survivors is None:
+            raise ValueError(
+                "this worker was started to join the others, who survive a loss: it must attach "
+                "with survive=True, and a method that can, as they have"
+            )
+        if cluster is not None and not (joins or _opened):
+            _lost.update(rank for rank in range(self.size) if cluster.join_at(rank))
+        pool.open()
+        _opened += after is None
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
+        self._settings = cluster, seed, time_out_s
+        self._lives: int = 0 if after is None else after._lives + 1
         if joins:  # alone, until it enters
-            self.joins, self.epoch, self.members = True, -launched.worker_id() - 1, (self.rank,)
-            self._entered = self.clients
-            self.clients = Clients(f"offbeat/alone/{launched.worker_id()}")
+            self.joins, self.among = True, Among(-launched.worker_id() - 1, (self.rank,))
+            self._entered, self.returns = self.clients, after is not None
+            self.clients = Clients(f"offbeat/alone/{launched.worker_id()}/{self._lives}")
+        began = comes(comes_s, self._entered) if comes_s else getattr(after, "_began", None)
         self.waits_for: set[tuple[str, int]] = set()
         """The keys that this worker's threads wait for, and the epoch in which they began."""
         self.control = Control(self, self.clients)
         self.connecting = self.condition("the other members, to connect")
         self.waiters = Waiters()
         self._lost: int | None = None
+        self._gives_up = False
         self._liveness: Liveness | Mesh | None = None
         if survivors is not None:
-            self.survives, self.min_workers, self.freeze_s = True, survivors, freeze_s
-        self.members = tuple(rank for rank in self.members if rank not in _lost)
+            self.survives, self.min_workers = True, survivors
+            self.expect_answers(freeze)
+        self.among = Among(self.epoch, tuple(rank for rank in self.members if rank not in _lost))
+        self.small_bytes = _SMALL_BYTES
+        with suppress(ExpelledError):  # what is attached here hears it again, and joins them
+            self._meet_others()
+        self._own = OwnCollectives(self)
+        self._began = self._began if began is None else began
+        self._scripted.begin(self._began)
+        ending.guard(self)
+
+    def _meet_others(self) -> None:
+        """Connect to all others, and know from them what must be alike."""
         # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
         within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
         self.control.add("within one host", int(within_one))
-        if joins:
+        began_with = self.members  # some may be lost before all are here
+        if self.joins:
             self._liveness = Mesh(self, self._entered)
             self._liveness.watch(alone=True)
         elif len(self.members) > 1:
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
-        agreed = self.control.add("within one host", 0) == len(self.members)
+        if self.survives and not self.joins:  # from here on
+            self.clients.mine().set("members", json.dumps(began_with))
+            pool.tell(lambda store: launched.say_survives(store, _opened))
+        agreed = self.control.add("within one host", 0) == len(began_with)
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
-        self._own = OwnCollectives(self)
-        if cluster is not None:
-            self.barrier("begin", len(self.members))  # paced devices count from one moment
+        if self._settings[0] is not None:
+            self.meet("begin")  # paced devices count from one moment
             self._began += self.now()
-        ending.guard(self)
-        if self.survives and not joins:
-            self.clients.mine().set("members", json.dumps(self.members))
-            launched.say_survives(dist.distributed_c10d._get_default_store(), _opened)
+            self.clients.mine().set(BEGAN, b"1")
 
-    # --- joining ---------------------------------------------------------------------------
+    def let_in(self) -> None:
+        mine = {"small_bytes": self.small_bytes, "attached": self.attached}
+        with suppress(RuntimeError):  # the store is lost: nobody can join
+            self.clients.mine().set(f"entrance/{self.rank}", json.dumps(mine))
 
-    def let_in(self, attached: dict[str, Any]) -> None:
-        mine = {"small_bytes": self.small_bytes, "attached": attached}
-        self.clients.mine().set(f"entrance/{self.rank}", json.dumps(mine))
+    def through(self, what: str, epoch: int) -> None:
+        if not self.joins:
+            with suppress(RuntimeError):  # the store is lost: it is said in the next epoch
+                self.clients.mine().set(f"through/{what}/{self.rank}/{epoch}", b"1")
 
-    def join(self, attached: dict[str, Any]) -> None:
-        store = dist.distributed_c10d._get_default_store()
-        theirs = launched.world_number(store)
+    def again(self) -> RealWorld:
+        self.fail(self.over())
+        least, freeze = self.min_workers, self.freeze
+        return RealWorld(*self._settings, survivors=least, freeze=freeze, after=self)
+
+    def others_attached(self) -> int:
+        return len(self._entrance().others()["attached"])
+
+    def join(self) -> None:
+        assert isinstance(self._liveness, Mesh)
+        entrance = self._entrance()
+        told = entrance.others()
+        check_all_alike(self.rank, told["attached"], self.attached)
+        self.small_bytes = told["small_bytes"]
+        self._liveness.join(f"worker {self.rank} has joined", entrance)
+        self.let_in()
+
+    def _entrance(self) -> Entrance:
+        theirs = launched.world_number(pool.root())
         if theirs != _opened:
             raise WorkerLostError(
                 f"worker {self.rank} was started to join the others, but they attach for the "
                 f"{theirs}. time by now: one can join only in the first attached block of a script"
             )
-        assert isinstance(self._liveness, Mesh)
-        entrance = Entrance(self.rank, self._entered, self.check)
-        told = entrance.others()
-        check_alike(self.rank, told["attached"], json.loads(json.dumps(attached)))
-        self.small_bytes = told["small_bytes"]
-        self._liveness.join(f"worker {self.rank} has joined", entrance)
-        self.let_in(attached)
+        return Entrance(self.rank, self._entered, self.check)
 
     def say_joined(self) -> None:
-        launched.say_joined(dist.distributed_c10d._get_default_store())
+        launched.say_joined(pool.root())
+        assert isinstance(self._liveness, Mesh)
+        self._liveness.has_joined()
 
     def control_in_epoch(self) -> base.Control:
         return Control(self, self.clients, self.epoch)
+
+    def remembers(self, epoch: int) -> bool:
+        return epoch >= pool.since
 
     def survive(self, min_workers: int) -> None:
         """It has been said when the world was opened; or has not."""
@@ -168,12 +202,14 @@ class RealWorld(ThreadedWorld):
         return EpochOver(self.loss, self._lost)
 
     def begin_epoch(
-        self, epoch: int, members: tuple[int, ...], words: str, lost: int, joins: bool
+        self, epoch: int, members: tuple[int, ...], words: str, lost: int | None, joins: bool
     ) -> bool:
         """Go on among these; False if this worker does not."""
         error = WorkerLostError(f"{words}; seen by worker {self.rank} of {self.size}", rank=lost)
         if self.rank not in members:
-            super().failed(error)
+            mine = f"{words}, and the others go on without worker {self.rank}, which was silent"
+            expelled = ExpelledError(words if lost == self.rank else mine, rank=self.rank)
+            super().failed(error if self._gives_up else expelled)
             return False
         if len(members) < self.min_workers:
             self.too_few = self.too_few or too_few(error, members, self.min_workers)
@@ -185,7 +221,7 @@ class RealWorld(ThreadedWorld):
         _lost.difference_update(members)
         control = self.control
         if self.joins:  # its own place is behind it
-            self.clients, self.joins = self._entered, False
+            self.clients, self.joins, self.entered = self._entered, False, epoch
             self.control = Control(self, self.clients)
         before = [groups for groups in self._groups if groups.epoch <= self.epoch]
         channels = [channel for channel in self._channels if channel.epoch <= self.epoch]
@@ -200,52 +236,22 @@ class RealWorld(ThreadedWorld):
             with suppress(ValueError):
                 self._groups.remove(groups)
         self._interrupt()
-        control.wake_all(before=self.epoch)
+        if pool.since != epoch:  # else all waits have ended with the store
+            control.wake_all(before=self.epoch)
         return True
+
+    def lose_store(self, place: str, error: RuntimeError) -> None:
+        """A call of the store there has failed: go on with its standby, or raise."""
+        if not isinstance(self._liveness, Mesh):
+            raise error
+        if not isinstance(error, StoreMovedError):
+            self._liveness.lose(place, str(error).partition("\n")[0][:200])
+            if place == pool.place:
+                raise WorkerLostError(f"the job's store does not answer any more: {error}")
 
     def _interrupt(self) -> None:
         super()._interrupt()
         self.waiters.look()
-
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        self.check()
-        epoch = self.epoch  # before its members: if they change meanwhile, it is over
-        members = checked_members(name, members, self)
-        self._sweep()
-        where = f"channel/{name}/{'-'.join(map(str, members)) if len(members) < self.size else ''}"
-        where = f"{epoch}/{where}" if epoch else where
-        self._openings[where] += 1  # a name may be used again once its channel was closed
-        where = f"{where}/{self._openings[where]}"
-        groups = Groups(self, where, members, self._time_out, epoch)
-        self._groups.append(groups)
-        self._channels.append(channel := Channel(self, groups, Small(self, groups)))
-        return channel
-
-    def retire(self, channel: Channel, groups: Groups) -> None:
-        """Close connections when all their members have come here, and not before.
-
-        A connection that one side closes may lose what the other has not read yet. Nobody waits
-        for the others, who may close their channels in another order: who was early looks again
-        when the next channel is opened or closed.
-        """
-        self.check()
-        if groups.is_over():
-            return
-        self._channels.remove(channel)
-        if not groups.made:
-            self._groups.remove(groups)
-            return
-        self.control.add(f"closed/{groups.where}", 1)
-        self._retired.append(groups)
-        self._sweep()
-
-    def _sweep(self) -> None:
-        for groups in list(self._retired):
-            if self.control.add(f"closed/{groups.where}", 0) == len(groups.members):
-                with suppress(ValueError):  # another thread of ours has seen it, too
-                    self._retired.remove(groups)
-                    self._groups.remove(groups)
-                    groups.close()
 
     def check(self) -> None:
         if not dist.is_initialized() and not self._closed:
@@ -260,14 +266,14 @@ class RealWorld(ThreadedWorld):
         if self._closed:
             return
         self.check()
-        if self._liveness is not None:
-            if self.survives:
-                self.meet("close")
-                self._closed = True  # all have: whoever still regroups need not
-                self._interrupt()
-                self.control.wake_all()
-            else:
-                self.barrier("close", len(self.members))
+        if isinstance(self._liveness, Mesh):
+            met = self.meet("close", act=lambda _: self.members) or ()
+            self._closed = True  # all have: whoever still regroups need not
+            self._interrupt()
+            self.control.wake_all()
+            self._liveness.close(met)
+        elif self._liveness is not None:
+            self.barrier("close", len(self.members))
             self._liveness.close()
         super().close()
         self.clients.give_back()
@@ -276,7 +282,8 @@ class RealWorld(ThreadedWorld):
         if self._closed:
             return
         if self._failure is None and self._liveness is not None:
-            self._liveness.report(self.rank, f"{type(error).__name__}: {error}")
+            self._gives_up = True
+            self._liveness.report(error, is_of_script(error))
             self._liveness.wait_for_verdict()
         if self._liveness is not None:
             self._liveness.stop()
@@ -285,10 +292,9 @@ class RealWorld(ThreadedWorld):
     def failed(self, error: BaseException) -> None:
         """An activity or the watch has seen a failure: name it to all, and break every wait."""
         if self._liveness is not None and not isinstance(error, WorkerLostError):
-            self._liveness.report(self.rank, f"{type(error).__name__}: {error}")
+            self._gives_up = True
+            self._liveness.report(error)
         super().failed(error)
-        if isinstance(self._liveness, Liveness):
-            self._liveness.say_goodbye()
         for groups in list(self._groups):
             groups.break_off()
         self.control.wake_all()

@@ -8,6 +8,8 @@ connection of its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,20 +67,41 @@ class _Control(base.Control):
     """Values beside those of the job's worlds, which its processes share from first to last."""
 
     def __init__(self, store: JobStore) -> None:
+        self._where = f"{store.host}:{store.port}"
         client = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
         self._client: Any = PrefixStore(f"offbeat/remote/{store.attempt}", client)
 
+    @contextmanager
+    def _asking(self) -> Iterator[Any]:
+        try:
+            yield self._client
+        except RuntimeError as error:
+            words = str(error).partition("\n")[0][:200]
+            raise WorldError(
+                f"the job's store at {self._where} does not answer the reader of shards any more: "
+                f"{words}. If it is lost, DealShards does not go on with its standby: start again "
+                "from a checkpoint"
+            ) from error
+
     def set(self, key: str, value: bytes) -> None:
-        self._client.set(key, value)
+        with self._asking() as client:
+            client.set(key, value)
 
     def get(self, key: str) -> bytes:
-        return bytes(self._client.get(key))
+        with self._asking() as client:
+            return bytes(client.get(key))
 
     def wait(self, key: str) -> None:
         self.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._client.add(key, amount))
+        with self._asking() as client:
+            return int(client.add(key, amount))
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        with self._asking() as client:
+            return bytes(client.compare_set(key, "", value.decode()))
 
     def delete(self, key: str) -> None:
-        self._client.delete_key(key)
+        with self._asking() as client:
+            client.delete_key(key)

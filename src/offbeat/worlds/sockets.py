@@ -24,28 +24,48 @@ Sockets = dict[int, _Identity]
 """By file descriptor. Numbers are used again, the identity is not."""
 _ours: Sockets = {}  # by file descriptor; those that have been closed since, too
 _store_ports: set[int] = set()
+_left_alone: set[_Identity] = set()
+_noting: list[list[bool]] = []  # by thread that notes sockets: whether no other does meanwhile
+_of_several: set[_Identity] = set()
 _half_cut: list[socket.socket] = []  # copies, which keep the connections open: see `cut`
 
 
 @contextmanager
 def noting() -> Iterator[Sockets]:
-    """Note as ours the sockets that are opened in this block; they are in the result after it."""
+    """Note as ours the sockets that are opened in this block; they are in the result after it.
+
+    Where several threads do so at a time, each has those of the others, too: `end` leaves them out.
+    """
     with suppress(IndexError):  # another thread does the same
         while True:
             _half_cut.pop().close()
+    alone = [not _noting]
+    for other in list(_noting):
+        other[0] = False
+    _noting.append(alone)
     before, new = _open_sockets(), Sockets()
     try:
         yield new
     finally:
+        _noting.remove(alone)
         after = _open_sockets()
+        _of_several.intersection_update(list(after.values()))
         for fd, identity in list(_ours.items()):
             if after.get(fd) != identity:
                 _ours.pop(fd, None)
         for fd, identity in after.items():
             if before.get(fd) != identity:
                 _ours[fd] = new[fd] = identity
+                if not alone[0]:
+                    _of_several.add(identity)
                 with suppress(OSError):
                     os.set_inheritable(fd, False)  # nor should a program that is started have it
+
+
+def leave_alone(one: socket.socket) -> None:
+    """Never cut this one, though it was opened while a thread of ours noted those of a group."""
+    status = os.fstat(one.fileno())
+    _left_alone.add((status.st_dev, status.st_ino))
 
 
 def cut(sockets: Sockets) -> None:
@@ -55,8 +75,12 @@ def cut(sockets: Sockets) -> None:
     to tell whoever waits for that. Everybody is told of a loss, and cuts its own side.
 
     Not the sockets that listen: Gloo takes their end for a fault of its own, and ends the process.
+    Nor those to the job's store, which other threads may have opened while these were noted.
     """
     for copy in _still_open(sockets, listening=False):
+        if _is_the_stores(copy.fileno()):
+            copy.close()
+            continue
         with suppress(OSError):
             copy.shutdown(socket.SHUT_RD)
         _half_cut.append(copy)
@@ -66,12 +90,31 @@ def end(sockets: Sockets, ports: set[int]) -> None:
     """All are through: have Gloo find those connections ended that came in by these ports.
 
     Only those, since they are Gloo's for sure: another thread of the program may have opened one of
-    its own while we noted sockets. The other side finds its end of them closed then.
+    its own while we noted sockets. The other side finds its end of them closed then. And only those
+    that are no other group's.
     """
-    for copy in _still_open(sockets, listening=False):
+    mine = {fd: identity for fd, identity in sockets.items() if identity not in _of_several}
+    for copy in _still_open(mine, listening=False):
         with copy, suppress(OSError):
             if copy.getsockname()[1] in ports:
                 copy.shutdown(socket.SHUT_RD)
+
+
+def addresses(host: str) -> set[str]:
+    """By which a host is known."""
+    with suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    return {host}
+
+
+def cut_towards(hosts: set[str], port: int) -> None:
+    """End every connection of this process to a port of a host: who waits there gets an error."""
+    for fd in _open_sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                host, its_port = copy.getpeername()[:2]
+                if its_port == port and host.removeprefix("::ffff:") in hosts:
+                    copy.shutdown(socket.SHUT_RDWR)
 
 
 def listening_ports(sockets: Sockets) -> set[int]:
@@ -87,6 +130,8 @@ def listening_ports(sockets: Sockets) -> set[int]:
 def _still_open(sockets: Sockets, listening: bool) -> Iterator[socket.socket]:
     """Copies of those that have not been closed since, and listen or do not: to be closed."""
     for fd, identity in sockets.items():
+        if identity in _left_alone:
+            continue
         with suppress(OSError):
             copy = socket.socket(fileno=os.dup(fd))
             status = os.fstat(copy.fileno())

@@ -7,32 +7,33 @@ A thread that waits for a key can be woken only by setting that key, and others 
 same one. So a worker that has been told of a loss writes `_WAKE` under the keys that it waits for;
 whoever finds that there, told or not yet, knows that a loss is behind it. That is why `wait` looks
 at the value: 25 us more than to wait alone.
+
+Where the store has a standby (pool.py), what one worker leaves behind for the others, in case it is
+lost, is written to both: `kept`. Nothing else is. When the store is lost, a call that belongs to an
+epoch, or waits, raises as it does when a worker is lost: all begin anew, in another epoch. Any
+other call is made again, of the standby.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
 from offbeat.worlds import base
-from offbeat.worlds.sockets import note_store
+from offbeat.worlds.pool import LONG, STANDBY, Store, StoreMovedError, pool
 
 if TYPE_CHECKING:
     from offbeat.worlds.real import RealWorld
 
-# poll(2) counts milliseconds in 31 bits; a wait that outlives this begins again.
-LONG = timedelta(days=10)
+__all__ = ["LONG", "Clients", "Control", "pool"]
 _WAKE = b"\0a worker is lost"
-Store = Any  # c10d's stores; torch's stubs know neither clone nor values of bytes
+T = TypeVar("T")
 
 
 class Clients:
@@ -40,20 +41,37 @@ class Clients:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._clients: dict[int, Store] = {}
-        self._prefixed: dict[int, Store] = {}
+        self._clients: dict[tuple[int, str], Store] = {}
+        self._prefixed: dict[tuple[int, str], Store] = {}
 
-    def mine(self) -> Store:
-        """Return this thread's own client."""
-        thread = threading.get_ident()
-        if thread not in self._prefixed:
-            self._clients[thread] = pool.borrow()
-            self._prefixed[thread] = PrefixStore(self._prefix, self._clients[thread])
-        return self._prefixed[thread]
+    def mine(self, epoch: int | None = None) -> Store:
+        """Return this thread's own client; of the store that this epoch has begun with."""
+        return self._at(_place(epoch))
 
-    def get(self, key: str) -> bytes:
+    def standby(self) -> Store | None:
+        """Return this thread's own client of the standby, if there is one."""
+        return self._at(STANDBY) if pool.has_standby else None
+
+    def _at(self, place: str) -> Store:
+        key = threading.get_ident(), place
+        if key not in self._prefixed:
+            self.use({place: pool.borrow(place)})
+        return self._prefixed[key]
+
+    def borrowed(self) -> dict[str, Store]:
+        """Clients of both stores for a thread that must not wait for them: see `use`."""
+        places = [pool.place, *([STANDBY] if pool.has_standby else [])]
+        return {place: pool.borrow(place) for place in places}
+
+    def use(self, clients: dict[str, Store]) -> None:
+        """Have these be this thread's own, by place."""
+        for place, client in clients.items():
+            self._clients[threading.get_ident(), place] = client
+            self._prefixed[threading.get_ident(), place] = PrefixStore(self._prefix, client)
+
+    def get(self, key: str, epoch: int | None = None) -> bytes:
         """Block until somebody has set `key`, however long that takes."""
-        client = self.mine()
+        client = self.mine(epoch)
         while True:
             try:
                 return bytes(client.get(key))
@@ -62,27 +80,39 @@ class Clients:
                     raise
 
     @contextmanager
-    def lent(self, back: bool) -> Iterator[Store]:
+    def lent(self, back: bool, epoch: int) -> Iterator[Store]:
         """Lend a client to a thread that may be left behind in the middle of a call.
 
         Without `back`, to one that keeps it.
         """
-        client = pool.borrow()
+        place = _place(epoch)
+        client = pool.borrow(place)
         yield PrefixStore(self._prefix, client)
         if back:
-            pool.give_back({0: client})
+            pool.give_back(place, client)
 
     def give_back(self) -> None:
         """Leave them to the next world; nobody uses them any more."""
         self._prefixed.clear()
-        pool.give_back(self._clients)
+        for (_, place), client in self._clients.items():
+            pool.give_back(place, client)
+        self._clients.clear()
 
     def forget(self) -> None:
         """The same after a failure: one may be in the middle of a call, and is not used again."""
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        for thread in others:
-            self._clients.pop(thread or 0, None)
+        for key in list(self._clients):
+            if key[0] in others:
+                del self._clients[key]
         self.give_back()
+
+
+def _place(epoch: int | None) -> str:
+    """Which store to use; raises if that is not the one that this epoch has begun with."""
+    place = pool.place  # read first: whoever moves ends the epochs before it does so
+    if epoch is not None and epoch < pool.since:
+        raise StoreMovedError("the job's store is lost")
+    return place
 
 
 class Control(base.Control):
@@ -102,8 +132,7 @@ class Control(base.Control):
             raise self._world.over()
 
     def set(self, key: str, value: bytes) -> None:
-        self._check(self._epoch)
-        self._clients.mine().set(f"key/{key}", value)
+        self._do(lambda client: client.set(f"key/{key}", value))
 
     def get(self, key: str) -> bytes:
         self._world.check()
@@ -112,7 +141,11 @@ class Control(base.Control):
         waits_for.add((key, epoch))
         try:
             self._check(epoch)  # the loss may have come before it could see this key
-            value = self._clients.get(key)
+            place = pool.place
+            value = self._clients.get(key, epoch)
+        except RuntimeError as error:
+            self._world.lose_store(place, error)
+            raise self._world.verdict_on(error, epoch) from error
         finally:
             waits_for.discard((key, epoch))
         self._check(self._epoch)
@@ -124,61 +157,79 @@ class Control(base.Control):
         self.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        self._check(self._epoch)
-        return int(self._clients.mine().add(f"key/{key}", amount))
+        return int(self._do(lambda client: client.add(f"key/{key}", amount)))
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        told = value.decode()
+        return bytes(self._do(lambda client: client.compare_set(f"key/{key}", "", told)))
+
+    def stands(self, key: str) -> bytes:
+        key = f"key/{key}"
+        with suppress(RuntimeError):  # the store is lost
+            client = self._clients.mine()
+            return bytes(client.get(key)) if client.check([key]) else b""
+        return b""
 
     def delete(self, key: str) -> None:
-        self._check(self._epoch)
-        self._clients.mine().delete_key(f"key/{key}")
+        self._do(lambda client: client.delete_key(f"key/{key}"))
+
+    def kept(self) -> Control:
+        return _Kept(self._world, self._clients, self._epoch) if pool.has_standby else self
 
     def wake_all(self, before: float = math.inf) -> None:
         """End every wait of this worker that began before that epoch: it will see why."""
-        client = self._clients.mine()
-        for key, epoch in list(self._world.waits_for):
-            if epoch < before:
-                client.set(key, _WAKE)
+        with suppress(RuntimeError):  # with the store, every wait has ended
+            client = self._clients.mine()
+            for key, epoch in list(self._world.waits_for):
+                if epoch < before:
+                    client.set(key, _WAKE)
+
+    def _do(self, call: Callable[[Store], T]) -> T:
+        """Have this thread's client make a call that does not wait for others."""
+        while True:
+            self._check(self._epoch)
+            place = pool.place
+            try:
+                return call(self._clients.mine(self._epoch))
+            except RuntimeError as error:
+                self._world.lose_store(place, error)
+                if self._epoch is not None:
+                    raise self._world.verdict_on(error, self._epoch) from error
 
 
-class _Pool:
-    """Clients of the job's store, used again from one world to the next.
+class _Kept(Control):
+    """What it writes is in the standby, too, before it is in the store."""
 
-    A new one is a new connection, and the store looks up the name of whoever connects: where no
-    name server answers, that takes 5 seconds.
-    """
+    def set_once(self, key: str, value: bytes) -> bytes:
+        """What stands in the standby is what everybody brings to the store."""
+        stands = value
+        with self._standby() as client:
+            if client is not None:
+                stands = bytes(client.compare_set(f"key/{key}", "", value.decode()))
+        told = stands.decode()
+        return bytes(super()._do(lambda client: client.compare_set(f"key/{key}", "", told)))
 
-    def __init__(self) -> None:
-        self._store: Store = None
-        self._free: list[Store] = []
-        self._lock = threading.Lock()
+    def _do(self, call: Callable[[Store], T]) -> T:
+        with self._standby() as client:
+            if client is not None:
+                call(client)
+        return super()._do(call)
 
-    def borrow(self) -> Store:
-        store: Store = dist.distributed_c10d._get_default_store()  # whoever has initialised it
-        with self._lock:
-            if store is not self._store:
-                self._store, self._free = store, []
-            if self._free:
-                return self._free.pop()
-        client = self._connect(store)
-        client.set_timeout(LONG)
-        return client
-
-    def _connect(self, store: Store) -> Store:
-        server: Any = getattr(store, "_underlying_non_prefix_store", store)
-        if isinstance(server, TCPStore):
-            note_store(server.port)
-        if hasattr(store, "clone"):
-            return store.clone()
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a torch before `clone`
-        client = TCPStore(server.host, server.port, is_master=False)
-        return PrefixStore(f"attempt-{attempt}", client)
-
-    def give_back(self, clients: dict[int, Store]) -> None:
-        with self._lock:
-            self._free += clients.values()
-        clients.clear()
-
-    def close(self) -> None:
-        self._store, self._free = None, []
+    @contextmanager
+    def _standby(self) -> Iterator[Store | None]:
+        """This thread's client of the standby, as long as that is there."""
+        self._check(self._epoch)
+        client = None
+        with _or_dropped():  # a thread that has none yet connects, and may not get there
+            client = self._clients.standby()
+        with _or_dropped():
+            yield client
 
 
-pool = _Pool()
+@contextmanager
+def _or_dropped() -> Iterator[None]:
+    """A call of the standby that fails is the last one."""
+    try:
+        yield
+    except RuntimeError:
+        pool.drop_standby()

@@ -13,11 +13,16 @@ from offbeat.worlds.generators import Generators
 class Worker:
     """What the tasks of one virtual worker have in common."""
 
-    __slots__ = ("alive", "epoch", "failure", "generators", "loss", "rank", "tasks")
+    __slots__ = (
+        *("alive", "epoch", "expelled", "failure", "generators", "loss", "rank", "tasks"),
+        *("__weakref__", "thaws_s"),
+    )
 
     def __init__(self, rank: int, seed: int | None = None) -> None:
         self.rank = rank
         self.alive = True
+        self.expelled = False  # the others go on without it, and it does not know
+        self.thaws_s = 0.0  # until then it is frozen
         self.failure: BaseException | None = None
         self.epoch = 0
         self.loss: tuple[str, int | None] = ("", None)  # what ended the epoch before, and who

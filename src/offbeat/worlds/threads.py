@@ -10,8 +10,6 @@ question to the store, and each thread has a connection of its own there.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
@@ -19,9 +17,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from offbeat.clusters import Cluster
-from offbeat.errors import ClosedError, WorldError
+from offbeat.errors import ClosedError, WorkerLostError, WorldError
 from offbeat.worlds import base
 from offbeat.worlds.base import World
+from offbeat.worlds.scripted import Scripted
 
 SWITCH_INTERVAL_S = 1e-4
 _LET_GO_S = 10.0
@@ -34,6 +33,16 @@ def within(limit_s: float, ended: Callable[[float], bool]) -> bool:
     A process that was stopped finds that hours have passed, in which nobody else got to say a word.
     """
     return any(ended(_LOOK_S) for _ in range(max(1, round(limit_s / _LOOK_S))))
+
+
+def comes_true(limit_s: float, is_so: Callable[[], bool], every_s: float = 1e-3) -> bool:
+    """Ask until it is so, for this long at most: for what gives no sign. Say whether it is."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
 
 
 class ThreadedWorld(World):
@@ -53,7 +62,7 @@ class ThreadedWorld(World):
         self._threads: list[_Thread] = []
         self._idle: list[_Thread] = []
         self._switch_interval_s = sys.getswitchinterval()
-        self._crash = _crash_timer(cluster, rank)
+        self._scripted = Scripted(cluster, rank)
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -82,7 +91,9 @@ class ThreadedWorld(World):
     def check(self) -> None:
         """Raise if this world has failed or is closed: every verb begins and ends with it."""
         if self._failure is not None:
-            raise self._failure
+            # Every thread raises the same one, and would add its own frames to the others'.
+            lost = isinstance(self._failure, WorkerLostError)
+            raise self._failure.with_traceback(None) if lost else self._failure
         if self._closed:
             raise ClosedError(f"worker {self.rank}: this world has been closed; attach again")
 
@@ -107,8 +118,7 @@ class ThreadedWorld(World):
             condition.interrupt()
 
     def _let_go(self) -> None:
-        if self._crash is not None:
-            self._crash.cancel()
+        self._scripted.cancel()
         for thread in self._threads:
             thread.begin(None)
         for thread in self._threads:
@@ -198,13 +208,3 @@ class _Condition(base.Condition):
     def interrupt(self) -> None:
         with self._condition:
             self._condition.notify_all()
-
-
-def _crash_timer(cluster: Cluster | None, rank: int) -> threading.Timer | None:
-    """Pacing replays a scripted crash as a real one."""
-    if cluster is None or (moment := cluster.crash_at(rank)) is None:
-        return None
-    timer = threading.Timer(moment, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
-    return timer

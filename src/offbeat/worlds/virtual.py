@@ -19,23 +19,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from greenlet import getcurrent
 
 from offbeat.clusters import Cluster, draws
-from offbeat.errors import NobodyToJoinError, WorkerLeft, WorkerLostError
+from offbeat.errors import EpochOver, NobodyToJoinError, WorkerLeft, WorkerLostError
 from offbeat.records import Sink
 from offbeat.worlds import base
 from offbeat.worlds.base import World
-from offbeat.worlds.checked import HOW_TO_SURVIVE, checked_members, too_few
+from offbeat.worlds.checked import checked_members, fatal, is_of_script, too_few
 from offbeat.worlds.clock import Clock
-from offbeat.worlds.entrance import check_alike
-from offbeat.worlds.tasks import Parked, Task, Worker
+from offbeat.worlds.entrance import check_all_alike
+from offbeat.worlds.membership import THROUGH, Among
+from offbeat.worlds.tasks import Worker
 from offbeat.worlds.virtual_channels import Places
-from offbeat.worlds.virtual_store import InEpoch, Store
+from offbeat.worlds.virtual_city import City
+from offbeat.worlds.virtual_store import InCity, InEpoch, Store
+from offbeat.worlds.virtual_waits import Activity, Condition
 
 _OVERHEAD_STREAM = -2
 
@@ -74,7 +77,7 @@ def run(
     clock = Clock()
     store = Store(clock, cluster.network.control_latency_s)
     places = Places(clock, cluster.network, cluster.overhead.exchange_s)
-    city = _City(clock, cluster, places, store)
+    city = City(clock, cluster, places, store)
     results: list[Any] = [None] * cluster.workers
     city.members = tuple(rank for rank in range(cluster.workers) if not cluster.join_at(rank))
     for rank in range(cluster.workers):
@@ -82,18 +85,21 @@ def run(
         world = VirtualWorld(city, worker, cluster, seed)
         world.records = records
 
-        def main(rank: int = rank, world: VirtualWorld = world) -> None:
+        def main(rank: int = rank) -> None:
             with suppress(WorkerLeft, NobodyToJoinError):
                 results[rank] = function()
-            for thing in list(world.open):
+            for thing in list(city.worlds[rank].open):
                 thing.close()
+            city.look_again()
 
         start: Any = partial(clock.start, worker, "main", main, main=True)
         begin = partial(clock.at, cluster.join_at(rank) or 0.0, start) if world.joins else start
         begin()
         city.worlds.append(world)
         if (moment := cluster.crash_at(rank)) is not None:
-            clock.end_at(moment, lambda world=world: city.crash(world))  # type: ignore[misc]
+            clock.end_at(moment, partial(city.crash, rank))
+        for at_s, for_s in cluster.freezes(rank):
+            clock.at(at_s, partial(city.freeze, rank, for_s))
     _CITIES.append(city)
     try:
         clock.run()
@@ -118,21 +124,20 @@ def current_virtual_world() -> VirtualWorld | None:
 class VirtualWorld(World):
     """One worker's view of the virtual cluster."""
 
-    scripts_joins = True
-
-    def __init__(self, city: _City, worker: Worker, cluster: Cluster, seed: int) -> None:
+    def __init__(self, city: City, worker: Worker, cluster: Cluster, seed: int) -> None:
         super().__init__(worker.rank, cluster.workers, cluster, seed)
         self.worker = worker
         self.city = city
         self.control = self._store = city.store
-        self.members = city.members
+        self.among = Among(self.epoch, city.members)
         if worker.rank not in city.members:  # alone, until it joins
-            self.joins, self.epoch, self.members = True, -1, (worker.rank,)
+            self.joins, self.among = True, Among(-1, (worker.rank,))
             worker.epoch = -1
             self.control = self._store = Store(city.clock, 0.0)
         self._clock = city.clock
         self._overhead = cluster.overhead
         self._key = draws.key(seed, worker.rank, _OVERHEAD_STREAM)
+        self._seed = seed
 
     def now(self) -> float:
         return self._clock.now
@@ -158,10 +163,10 @@ class VirtualWorld(World):
         return self.city.places.sent_bytes
 
     def condition(self, name: str) -> base.Condition:
-        return _Condition(self._clock, name, self._overhead.wake_s)
+        return Condition(self._clock, name, self._overhead.wake_s)
 
     def spawn(self, name: str, run: Callable[[], None]) -> base.Activity:
-        return _Activity(self._clock, self._clock.start(self.worker, name, run))
+        return Activity(self._clock, self._clock.start(self.worker, name, run))
 
     def close(self) -> None:
         """Nothing to let go of; the clock sees to it that no activity outlives the run."""
@@ -171,29 +176,61 @@ class VirtualWorld(World):
         if not self.worker.alive:  # it crashes, and its program unwinds
             return
         self._clock.end_at(self._clock.now, self._end_activities)
+        self.regroups.clear()  # nothing here goes on among the others
+        self.dealing = None
         if not isinstance(error, WorkerLostError) or isinstance(error, NobodyToJoinError):
-            self.city.lose(self, f" ({type(error).__name__}: {error})")
+            self.city.lose(self, f" ({type(error).__name__}: {error})", is_of_script(error))
 
-    def let_in(self, attached: dict[str, Any]) -> None:
-        self.city.store.set(f"entrance/{self.rank}", json.dumps(attached).encode())
+    def let_in(self) -> None:
+        self.city.store.set(f"entrance/{self.rank}", json.dumps(self.attached).encode())
 
-    def join(self, attached: dict[str, Any]) -> None:
-        for rank in self.city.members:
-            theirs = json.loads(self.city.store.get(f"entrance/{rank}"))
-            check_alike(self.rank, theirs, json.loads(json.dumps(attached)))
-        self.city.join(self)
-        self.let_in(attached)
+    def through(self, what: str, epoch: int) -> None:
+        self.city.store.set(f"through/{what}/{self.rank}/{epoch}", b"1")
+
+    def others_attached(self) -> int:
+        return min(map(len, self._attached_by_others()))
+
+    def join(self) -> None:
+        city = self.city
+        while self.joins:
+            for theirs in self._attached_by_others():
+                check_all_alike(self.rank, theirs, self.attached)
+            store, members = InCity(city, city.epoch), city.members
+            with suppress(EpochOver):  # the members have changed, or one of them has ended
+                for rank in members if city.epoch else ():
+                    for what in THROUGH:
+                        store.wait(f"through/{what}/{rank}/{city.epoch}")
+                city.join(self)
+        self.let_in()
+
+    def _attached_by_others(self) -> list[list[Any]]:
+        """Wait until all members have said what they have attached; that."""
+        while True:
+            self.city.check_open(self)
+            store = InCity(self.city, self.city.epoch)
+            with suppress(EpochOver):
+                return [json.loads(store.get(f"entrance/{each}")) for each in self.city.members]
+
+    def again(self) -> VirtualWorld:
+        worker, city = self.worker, self.city
+        worker.failure, worker.expelled, worker.tasks[0].broken = None, False, None
+        again = city.worlds[self.rank] = VirtualWorld(city, worker, city.cluster, self._seed)
+        again.returns = True
+        again.survives, again.min_workers = self.survives, self.min_workers
+        again.expect_answers(self.freeze)
+        return again
 
     def enter(self, words: str) -> None:
         """Be a member."""
         self.joins, self.control, self._store = False, self.city.store, self.city.store
+        self.entered = self.city.epoch
         self._change(words, self.rank)
 
     def lost(self, error: WorkerLostError) -> None:
         """Hear of a loss: this worker's epoch, or its run, is over."""
         if not self.survives:
-            error = WorkerLostError(f"{error}. {HOW_TO_SURVIVE}", rank=error.rank)
-            self._clock.interrupt(self.worker, error)
+            assert error.rank is not None
+            self._clock.interrupt(self.worker, fatal(str(error), error.rank, error.raised))
             return
         members = self.city.members
         if len(members) < self.min_workers:
@@ -204,14 +241,25 @@ class VirtualWorld(World):
         if self.epoch != self.city.epoch:
             self._change(str(error), error.rank)
 
+    def hear_of_join(self, error: WorkerLostError) -> None:
+        """Another worker joins: go on with it when no round is under way here."""
+
+        def change() -> None:
+            if self.epoch != self.city.epoch:
+                self.lost(error)
+                # Who is in a round need not wait for this one.
+                self.city.tell(self, error, VirtualWorld.lost)
+
+        self.change_between_rounds(change)
+
     def _change(self, words: str, rank: int | None) -> None:
         """The members have."""
         self.worker.epoch, self.worker.loss = self.city.epoch, (words, rank)
         self.loss = words
         self._begin_epoch(self.city.epoch, self.city.members)
-        self._break_off()
+        self.break_off()
 
-    def _break_off(self) -> None:
+    def break_off(self) -> None:
         """Make what this worker waits for raise, if it ends with an epoch; later waits do not."""
         for task in self.worker.tasks:
             parked = None if task.done else task.parked
@@ -225,126 +273,4 @@ class VirtualWorld(World):
                 self._clock.end(task)
 
 
-@dataclass
-class _City:
-    """What the workers of one virtual run share."""
-
-    clock: Clock
-    cluster: Cluster
-    places: Places
-    store: Store
-    worlds: list[VirtualWorld] = field(default_factory=list)
-    members: tuple[int, ...] = ()
-    """Of the newest epoch: who has not been lost. Workers hear of it one after another."""
-    epoch: int = 0
-
-    def crash(self, world: VirtualWorld) -> None:
-        """End a worker where it stands."""
-        if not world.worker.tasks[0].done:
-            self.clock.kill(world.worker)
-            self.lose(world, "")
-
-    def lose(self, world: VirtualWorld, why: str) -> None:
-        """Have every other worker learn, one control latency later, that this one is gone.
-
-        Those who survive hear of it one after another, within another latency: so some know of a
-        loss while the others still make a round with what the lost one gave.
-        """
-        words = f"worker {world.rank} was lost at virtual time {self.clock.now:g} s{why}"
-        if world.rank not in self.members:
-            return
-        self.members = tuple(rank for rank in self.members if rank != world.rank)
-        self._tell(world, words)
-
-    def join(self, world: VirtualWorld) -> None:
-        """Have a worker among the members, if they are all there to hear of it."""
-        if not all(self.worlds[rank].open for rank in self.members):
-            raise NobodyToJoinError(f"worker {world.rank} comes too late: the others have ended")
-        self.members = tuple(sorted({*self.members, world.rank}))
-        words = f"worker {world.rank} has joined"
-        self._tell(world, words)
-        world.enter(words)
-
-    def _tell(self, world: VirtualWorld, words: str) -> None:
-        """The members are others: have the others hear why."""
-        moment, latency_s = self.clock.now, self.cluster.network.control_latency_s
-        self.epoch += 1
-
-        def told(others: list[VirtualWorld]) -> None:
-            for other in others:
-                if other is not world and other.worker.alive and not other.joins:
-                    other.lost(WorkerLostError(words, rank=world.rank))
-
-        if not world.survives:
-            self.clock.at(moment + latency_s, lambda: told(self.worlds))
-            return
-        for other in self.worlds:
-            later = draws.uniform(draws.key(_SEED, other.rank), self.epoch)
-            self.clock.at(moment + latency_s * (1 + later), partial(told, [other]))
-
-
-_SEED = 7162843
-_CITIES: list[_City] = []
-
-
-class _Activity:
-    def __init__(self, clock: Clock, task: Task) -> None:
-        self._clock = clock
-        self._task = task
-
-    def join(self) -> None:
-        self._clock.join(self._task)
-
-
-class _Condition(base.Condition):
-    """Tasks do not interrupt each other, so holding it only forbids to block.
-
-    Whoever lets go of it looks at the predicates of those who wait, so that none of them is woken
-    to find that it must wait on.
-    """
-
-    def __init__(self, clock: Clock, name: str, wake_s: float) -> None:
-        self._clock = clock
-        self._name = name
-        self._wake_s = wake_s
-        self._waiting: list[tuple[Parked, Callable[[], bool]]] = []
-        self._notified = False
-
-    def __enter__(self) -> base.Condition:
-        self._clock.held += 1
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._clock.held -= 1
-        if self._notified:
-            self._look()
-
-    def wait_for(self, predicate: Callable[[], bool], until: float | None = None) -> bool:
-        clock = self._clock
-        while not predicate():
-            if until is not None and clock.now >= until:
-                return False
-            parked = clock.park(self._name, until)
-            self._waiting.append((parked, predicate))
-            clock.held -= 1
-            if self._notified:
-                self._look()
-            try:
-                clock.blocked(parked)
-            finally:
-                clock.held += 1
-                if until is not None:  # nobody may ever notify those whose time is up
-                    self._waiting = [each for each in self._waiting if each[0].waits]
-        return True
-
-    def notify_all(self) -> None:
-        self._notified = True
-
-    def _look(self) -> None:
-        self._notified = False
-        waiting, self._waiting = self._waiting, []
-        for parked, predicate in waiting:
-            if predicate():
-                self._clock.wake(parked, self._wake_s)
-            elif parked.waits:
-                self._waiting.append((parked, predicate))
+_CITIES: list[City] = []

@@ -62,7 +62,7 @@ class Places:
         place = next((each for each in places if rank not in each.opened), None)
         if place is None:
             places.append(place := Place(name, members, worker.epoch))
-        place.opened.add(rank)
+        place.opened[rank] = worker
         return Channel(self, place, worker)
 
     def leave(self, place: Place) -> None:
@@ -89,7 +89,7 @@ class Place:
         self.name = name
         self.epoch = epoch
         self.members = members
-        self.opened: set[int] = set()
+        self.opened: dict[int, Worker] = {}
         self.left = 0
         self.meetings: dict[int, _Meeting] = {}  # those not everyone has joined, by number
         self.ends = 0.0  # when the last collective so far does
@@ -266,6 +266,19 @@ class _Meeting:
 
     def end(self, combine: Combine) -> None:
         """Everyone is there and the time is up; the clock calls this."""
+        thaws_s = max(each.thaws_s for each in self._place.opened.values())
+        if thaws_s > self._clock.now:  # one is frozen, and does not take part before that
+            self._clock.at(thaws_s, lambda: self._end_late(combine))
+        else:
+            self._end(combine)
+
+    def _end_late(self, combine: Combine) -> None:
+        """A member has thawed. If some go on in another epoch, the tensors are theirs again."""
+        epoch = self._place.epoch
+        if all(each.epoch == epoch and not each.expelled for each in self._place.opened.values()):
+            self.end(combine)
+
+    def _end(self, combine: Combine) -> None:
         combine(self.tensors, self.intos)
         self._ended = True
         self._clock.wake_all(self._waiting)

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from offbeat.errors import EpochOver
 from offbeat.worlds import base
 from offbeat.worlds.clock import Clock
 from offbeat.worlds.tasks import Parked, Visit, Worker
+
+if TYPE_CHECKING:
+    from offbeat.worlds.virtual_city import City
 
 
 class Store(base.Control):
@@ -58,6 +63,16 @@ class Store(base.Control):
             return counting.total
         self.counters[key] += amount
         return self.counters[key]
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        if self.latency_s:
+            setting = _Setting(self, key, value)
+            self.clock.visit(self.clock.now + self.latency_s, setting)
+            return setting.stands
+        return self.values.setdefault(key, value)
+
+    def stands(self, key: str) -> bytes:
+        return self.values.get(key, b"")
 
     def delete(self, key: str) -> None:
         self.values.pop(key, None)
@@ -107,6 +122,12 @@ class InEpoch(base.Control):
         self._check()
         return total
 
+    def set_once(self, key: str, value: bytes) -> bytes:
+        self._check()
+        stands = self._store.set_once(key, value)
+        self._check()
+        return stands
+
     def delete(self, key: str) -> None:
         self._check()
         self._store.delete(key)
@@ -118,6 +139,22 @@ class InEpoch(base.Control):
     def _check(self) -> None:
         if self.is_over():
             raise self._worker.over()
+
+
+class InCity(InEpoch):
+    """The same for a worker that is not a member yet, of an epoch that others are in."""
+
+    def __init__(self, city: City, epoch: int) -> None:
+        self._city = city
+        self._epoch = epoch
+        self._store = city.store
+
+    def is_over(self) -> bool:
+        return self._city.epoch != self._epoch
+
+    def _check(self) -> None:
+        if self.is_over():
+            raise EpochOver("the members have changed")
 
 
 class _Question(Visit):
@@ -170,6 +207,26 @@ class _Counting(Visit):
         store = self._store
         store.counters[self.key] = self.total = store.counters[self.key] + self.amount
         store.clock.wake(self, store.latency_s)
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class _Setting(Visit):
+    """Sets a value that nobody has set."""
+
+    __slots__ = ("_store", "_value", "key", "stands")
+
+    stands: bytes
+
+    def __init__(self, store: Store, key: str, value: bytes) -> None:
+        self._store = store
+        self.key = key
+        self._value = value
+
+    def there(self) -> None:
+        self.stands = self._store.values.setdefault(self.key, self._value)
+        self._store.clock.wake(self, self._store.latency_s)
 
     def __str__(self) -> str:
         return self.key

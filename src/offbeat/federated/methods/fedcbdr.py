@@ -113,7 +113,7 @@ class FedCBDR(Method):
             self.client.rank,
             seen,
             rank,
-            private=self.client.private,
+            private=self.client.hiding,
             shared=torch.Generator().manual_seed(self.client.seed),
             unmask=self.scores == "svd",
         )

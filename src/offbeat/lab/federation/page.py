@@ -8,15 +8,14 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from itertools import groupby
-from string import Template
 from typing import TYPE_CHECKING, Any
 
 from offbeat import report as reports
 from offbeat.lab.federation.results import Result
 from offbeat.lab.federation.summary import Row, cells, headings, rows, sentence
 from offbeat.records import Line
-from offbeat.report.html import CHARTS, data, details, failures, options
-from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
+from offbeat.report.html import CHARTS, data, details, failures, timeline
+from offbeat.report.pieces import breakable, whole
 
 if TYPE_CHECKING:
     from offbeat.lab.federation.comparison import Comparison
@@ -26,21 +25,21 @@ def page(comparison: Comparison, lines: Sequence[Line]) -> str:
     """Return the whole page, from the lines of all runs."""
     results = [Result.read(line) for line in lines if line["kind"] == "result"]
     runs, compared = reports.measured(lines), rows(results)
-    verdict = sentence(compared, len(comparison.seeds))
-    return Template(part("page/federated.html")).substitute(
-        title=html.escape(_title(comparison)),
-        facts=" · ".join(map(html.escape, _facts(comparison))),
-        verdicts=f"<p>{html.escape(verdict)}</p>",
+    return whole(
+        "federated.html",
+        title=_title(comparison),
+        facts=_facts(comparison),
+        verdicts=[sentence(compared, len(comparison.seeds))],
+        source="its results",
+        styles=("federated.css",),
+        scripts=(*CHARTS, "federated.js"),
+        data=data(runs) | _own_data(results, compared),
         table=_table(compared, comparison),
         failures=failures(runs),
         matrices="".join(map(_matrix, range(len(compared)), compared)),
         seeds=_seeds(results),
-        options=options(runs),
+        timeline=timeline(runs),
         details=details(runs),
-        style=part("page/style.css") + part("page/federated.css"),
-        data=as_json(data(runs) | _own_data(results, compared)),
-        library=as_script(part("vendor/echarts.min.js")),
-        scripts=scripts_of(*CHARTS, "federated.js"),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import math
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from offbeat.lab.families import FAMILIES, OTHER
@@ -16,10 +15,9 @@ from offbeat.lab.league.figures import NEAR, Entry, Figures, Overall
 from offbeat.lab.league.load import Cell, League
 from offbeat.lab.league.words import bytes_of, facts, sentences, span
 from offbeat.report.files import WholeFile
-from offbeat.report.pieces import as_json, as_script, breakable, part, scripts_of
+from offbeat.report.pieces import breakable, whole
 from offbeat.report.spread import Interval
 
-_SCRIPTS = ("look.js", "shared.js", "league.js")
 _RACE_COLUMNS = (
     *("rank", "algorithm", "virtual s", "speed-up", "samples a second"),
     *("samples needed", "sent a step", "stale", "waited", "dropped", "reached"),
@@ -38,9 +36,15 @@ def write(league: League, found: Figures, path: str | Path) -> None:
 def page(league: League, found: Figures) -> str:
     """Return the whole page."""
     rankings, over_all = found.rankings, found.overall
-    return Template(part("page/league.html")).substitute(
-        facts=" · ".join(map(html.escape, facts(league))),
-        verdicts="".join(f"<p>{html.escape(text)}</p>" for text in sentences(league, over_all)),
+    return whole(
+        "league.html",
+        title="League",
+        facts=facts(league),
+        verdicts=sentences(league, over_all),
+        source="the results of campaigns",
+        styles=("league.css",),
+        scripts=("look.js", "shared.js", "league.js"),
+        data=_data(league, rankings, over_all),
         families=_families(over_all),
         tasks=_options("task", [cell.task for cell in league.cells]),
         clusters=_options("cluster", [cell.cluster for cell in league.cells]),
@@ -48,10 +52,6 @@ def page(league: League, found: Figures) -> str:
         side_by_side=_side_by_side(league, rankings),
         races="".join(map(_race, league.cells, rankings)),
         waiting=_waiting(league),
-        style=part("page/style.css") + part("page/league.css"),
-        data=as_json(_data(league, rankings, over_all)),
-        library=as_script(part("vendor/echarts.min.js")),
-        scripts=scripts_of(*_SCRIPTS),
     )
 
 
