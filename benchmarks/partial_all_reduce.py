@@ -134,12 +134,12 @@ def _contest_of_size(
     rank, workers = dist.get_rank(), dist.get_world_size()
     ones, full = torch.ones(size // 4), torch.ones(size // 4)
     calls: dict[str, Callable[[], offbeat.Round | None]] = {
-        "full": lambda: dist.all_reduce(full),
+        "full": lambda: _unseen(dist.all_reduce(full, async_op=True)),
         "solo": lambda: solo.reduce(ones),
         "majority": lambda: majority.reduce(ones),
     }
     for name in NAMES * WARM_UP_ROUNDS:
-        dist.barrier()
+        _meet()
         calls[name]()
     latencies = torch.zeros(len(NAMES), plan.rounds, dtype=torch.float64)
     active = torch.full_like(latencies, workers)
@@ -158,7 +158,7 @@ def _contest_of_size(
                 _check(record, index + WARM_UP_ROUNDS)
                 active[number, index] = len(record.ranks)
         if (index + 1) % plan.block_rounds == 0:
-            dist.barrier()
+            _meet()
             if rank == 0:
                 turns.end(block)
     dist.all_reduce(latencies)
@@ -174,10 +174,20 @@ def _arrive(rank: int, workers: int) -> None:
 
 
 def _moment() -> float:
-    dist.barrier()
+    _meet()
     moment = torch.tensor([time.monotonic() + LEAD_S], dtype=torch.float64)
-    dist.broadcast(moment, 0)
+    _unseen(dist.broadcast(moment, 0, async_op=True))
     return moment.item()
+
+
+def _meet() -> None:
+    _unseen(dist.barrier(async_op=True))
+
+
+def _unseen(work: dist.Work | None) -> None:
+    """Wait for a collective so that offbeat does not see it: else this worker counts as away."""
+    assert work is not None
+    work.get_future().wait()
 
 
 def _sleep_until(moment: float) -> None:

@@ -85,7 +85,7 @@ def _attach_again_and_again() -> list[tuple[int, bool | None]]:
 
 
 def test_the_others_attach_and_train_without_one_that_is_killed_meanwhile() -> None:
-    ended = processes(_attach_again_and_again, 2 + len(MOMENTS), check=False, time_out_s=120)
+    ended = processes(_attach_again_and_again, 2 + len(MOMENTS), check=False, time_out_s=90)
     assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * len(MOMENTS)
     for one in ended[:2]:
         assert one.error is None, one.error
