@@ -4,7 +4,8 @@ Every run is drawn from its seed: a method, how slow messages are, who is lost, 
 them two are lost, often while the others regroup. A failure prints its seed, and the campaign goes
 on; the exit code is 1 then. `--seed FIRST --count 1` replays one.
 
-    python benchmarks/losses.py --count 10000 [--seed FIRST] [--joins] [--quick] [--json FILE]
+    python benchmarks/losses.py --count 100000 [--seed FIRST] [--joins] [--jobs 2] [--quick]
+        [--json FILE]
 
 `--joins`: a worker joins at a random moment, while others are lost: tests/test_joining.py, longer.
 
@@ -20,15 +21,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import common
 import torch
+from schedules import chunks
 
 import offbeat
 
@@ -38,6 +42,14 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 LATENCIES_S = (1e-5, 1e-3, 0.02, 0.1)
 QUICK = 300
+
+
+@cache
+def surviving() -> list[str]:
+    """The methods that go on without a worker."""
+    from test_survival import ALGORITHMS, WORKERS
+
+    return [name for name in ALGORITHMS if ALGORITHMS[name].make(WORKERS).survives]
 
 
 @cache
@@ -55,7 +67,7 @@ def lived(seed: int) -> int:
     from test_survival import ALGORITHMS, WORKERS, Lives, lived_through
 
     draws = Random(f"loss {seed}")
-    name = draws.choice([key for key in ALGORITHMS if ALGORITHMS[key].make(WORKERS).survives])
+    name = draws.choice(surviving())
     latency_s = draws.choice(LATENCIES_S)
     begins_s, ends_s = span(name, latency_s)
     first, second = draws.sample(range(WORKERS), 2)
@@ -72,6 +84,37 @@ def joined(seed: int) -> int:
 
     draws = Random(f"join {seed}")
     return int(drawn(draws.choice(list(METHODS)), draws))
+
+
+def tried(seeds: range, joins: bool) -> tuple[int, list[tuple[int, str]]]:
+    """Play these runs; return how many were lost or have joined, and the seeds that failed."""
+    torch.set_num_threads(1)
+    logging.disable()
+    counted, failed = 0, []
+    for seed in seeds:
+        try:
+            counted += joined(seed) if joins else lived(seed)
+        except Exception as error:
+            failed.append((seed, f"{type(error).__name__}: {error}".splitlines()[0]))
+    return counted, failed
+
+
+def campaign(first: int, count: int, joins: bool, jobs: int) -> tuple[int, list[int]]:
+    """Play all; return how many were lost or have joined, and the seeds that failed."""
+    began, counted, failed, done = time.perf_counter(), 0, [], 0
+    with ProcessPoolExecutor(jobs) as pool:
+        parts = list(chunks(first, count))
+        for seeds, (some, failures) in zip(
+            parts, pool.map(partial(tried, joins=joins), parts), strict=True
+        ):
+            counted, done = counted + some, done + len(seeds)
+            for seed, how in failures:
+                failed.append(seed)
+                print(f"seed {seed}: {how}", flush=True)
+            if done % 5000 == 0:
+                rate = done / (time.perf_counter() - began)
+                print(f"{done} runs, {len(failed)} failed, {rate:.0f} a second", flush=True)
+    return counted, failed
 
 
 # --- after every event ---------------------------------------------------------------------------
@@ -147,9 +190,10 @@ def exhaustive(asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--joins", action="store_true", help="a worker joins meanwhile")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--exhaustive", action="store_true", help="after every event")
     parser.add_argument("--schedules", type=int, default=0, help="more of them, drawn")
     parser.add_argument("--pairs", type=int, default=2, help="second crashes after each event")
@@ -158,18 +202,15 @@ def main() -> None:
     logging.disable()
     if asked.exhaustive:
         exhaustive(asked)
-    count = QUICK if asked.quick else asked.count
-    act, what = (joined, "joined") if asked.joins else (lived, "lost")
-    began, counted, failed = time.perf_counter(), 0, []
-    for seed in range(asked.seed, asked.seed + count):
-        try:
-            counted += act(seed)
-        except Exception as error:
-            failed.append(seed)
-            print(f"seed {seed}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
+    count, what = QUICK if asked.quick else asked.count, "joined" if asked.joins else "lost"
+    began = time.perf_counter()
+    counted, failed = campaign(asked.seed, count, asked.joins, asked.jobs)
     took_s = time.perf_counter() - began
     print(f"{count} runs in {took_s:.0f} s, {counted} workers {what}, {len(failed)} failures")
-    common.write(asked.json, {"rows": [{"runs": count, what: counted, "failed": failed}]})
+    common.write(
+        asked.json,
+        {"rows": [{"first_seed": asked.seed, "runs": count, what: counted, "failed": failed}]},
+    )
     sys.exit(bool(failed))
 
 

@@ -138,6 +138,13 @@ def test_who_arrives_while_the_others_regroup_is_heard() -> None:
         assert [fate is None for fate in fates.results] == [False, True, False]
 
 
+def test_what_is_opened_just_when_another_is_lost_counts_in_no_other_epoch() -> None:
+    """Two are lost, when a worker is about to meet the others in the epoch after the first."""
+    lives = Lives(offbeat.RingmasterASGD(max_delay=2, stop="never"))
+    crashes = (2, 3.6536581715554792), (3, 3.687521783550412)
+    assert lived_through(lives, *crashes, latency_s=0.02) == 2
+
+
 def test_the_round_is_made_again_with_what_the_others_gave() -> None:
     """Worker 2 dies in the middle of round 1; the others' gradients are in it all the same."""
     fates = offbeat.run(Lives(offbeat.SyncSGD()), cluster((2, 0.3))).results

@@ -80,7 +80,7 @@ class Client:
     def _act(self, act: Callable[[Channel, Sums], T], epoch: int) -> T:
         if self._channel is None or self._sums is None or self._channel.epoch != epoch:
             name = f"{self._name}-{epoch}" if epoch else self._name
-            self._channel = self.world.channel_in(epoch, name)
+            self._channel = self.world.channel(name, epoch=epoch)
             self._sums = (
                 MaskedSums(self._channel, self.rank) if self._secure else Sums(self._channel)
             )

@@ -166,7 +166,7 @@ class Opening(MicroBatch):
     def models_in(self, epoch: int) -> Channel:
         """The program's own channel, between rounds, to all members of this epoch."""
         if self._models.epoch != epoch:
-            self._models = self.world.channel_in(epoch, self.name)
+            self._models = self.world.channel(self.name, epoch=epoch)
         return self._models
 
     @property

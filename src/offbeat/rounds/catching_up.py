@@ -44,7 +44,7 @@ class CatchingUp(Turns):
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and be as far as they are."""
         world, place = self._world, f"{self._place}/{epoch}"
-        channel = world.channel_in(epoch, place)
+        channel = world.channel(place, epoch=epoch)
         mine = torch.tensor([-1, -1] if self._lacks else [self._done, self._travelled])
         all_of = torch.empty(len(channel.members), 2, dtype=mine.dtype)
         channel.all_gather(mine, all_of).wait()

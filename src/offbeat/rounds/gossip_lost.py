@@ -43,7 +43,7 @@ class Gossip(Rumours):
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and count as they do."""
         world, place = self._world, f"{self._place}/{epoch}"
-        channel = world.channel_in(epoch, place)
+        channel = world.channel(place, epoch=epoch)
         with self._state:
             self._take_back()
             mine = torch.tensor(self._told())

@@ -136,7 +136,7 @@ class SumInGroups:
         """Connect now, not in the first rounds."""
         for members in [*groups.of_worker(self._rank), groups.everyone]:
             if len(members) > 1 and members not in self._channels:
-                self._channels[members] = self._world.channel("group", members)
+                self._channels[members] = self._world.channel("group", members, self._all.epoch)
                 self._connect(self._channels[members])
 
     def _connect(self, channel: Channel) -> None:

@@ -114,7 +114,7 @@ class Joining(Presence):
         world, key = self._world, self._gives(self._world.rank, self._in_epoch)
         said = world.control_in_epoch().get(f"{key}/by").decode()
         givers = tuple(int(rank) for rank in said.split())
-        channel = self._channel_of(key, (*givers, world.rank), self._in_epoch)
+        channel = world.channel(key, (*givers, world.rank), self._in_epoch)
         told = torch.empty(3, dtype=torch.int64)
         channel.recv(told, givers[0]).wait()
         own_bytes, size, taken = told.tolist()
@@ -213,7 +213,7 @@ class Joining(Presence):
         def give() -> None:
             if len(givers) > 1 and not self._is_agreed(donation):
                 return
-            channel = self._channel_of(key, (*givers, rank), epoch)
+            channel = self._world.channel(key, (*givers, rank), epoch)
             if own is not None:
                 control.set(f"{key}/by", _words(givers))
                 channel.send(torch.tensor([own.numel(), size, taken]), rank).wait()
@@ -231,19 +231,6 @@ class Joining(Presence):
 
     def _gives(self, rank: int, epoch: int) -> str:
         return f"{self._place}/{epoch}/state/{rank}"
-
-    def _channel_of(self, key: str, members: tuple[int, ...], epoch: int) -> Channel:
-        """Open it among these; `EpochOver` if one of them was lost, in the last moment even."""
-        world = self._world
-        try:
-            channel = world.channel(key, tuple(sorted(members)))
-        except ValueError:
-            if world.epoch == epoch and {*members} <= {*world.members}:
-                raise
-        else:
-            if channel.epoch == epoch:
-                return channel
-        raise EpochOver("the members have changed meanwhile")
 
     def _make_room(self) -> None:
         """Have memory for a stripe that is in use already; in the background.

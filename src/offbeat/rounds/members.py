@@ -151,7 +151,7 @@ class Members(HandingOn):
     def _begin_anew(self, epoch: int) -> None:
         """Meet the others who are left, and be as far as they are."""
         world, members = self._world, self._world.members
-        channel = world.channel_in(epoch, f"{self._place}/{epoch}")
+        channel = world.channel(f"{self._place}/{epoch}", epoch=epoch)
         # Who lacks the state that rounds are applied to begins anew, whatever it knows of them.
         knows = -1 if self._lacks else self.log.completed
         mine = torch.tensor(self._tells(knows))

@@ -193,7 +193,7 @@ class State:
         """Have all members make their exchange in the same epoch."""
 
         def make(epoch: int) -> tuple[Channel, Exchange]:
-            channel = self._world.channel_in(epoch, self._place)
+            channel = self._world.channel(self._place, epoch=epoch)
             return channel, self._make(channel)
 
         return self._world.together(f"{self._place}/opened", make)

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from offbeat.errors import EpochOver
 from offbeat.worlds import World, enter_world, leave_world
 
 Check = Callable[[World], None]
@@ -149,6 +150,21 @@ def a_closed_channel_may_be_opened_again(world: World) -> None:
             channel.close()
 
 
+def a_channel_of_another_epoch_is_not_opened(world: World) -> None:
+    """By one worker only: it would stand in for the one that the others open."""
+    if world.size == 1:
+        return
+    if world.rank == 0:
+        try:
+            world.channel("epoch", epoch=world.epoch + 1)
+        except EpochOver:
+            pass
+        else:
+            raise AssertionError(f"a channel of epoch {world.epoch + 1} in {world.epoch}")
+    world.channel("epoch", epoch=world.epoch).all_reduce(total := torch.ones(1)).wait()
+    assert total.item() == world.size
+
+
 def groups_do_not_hear_each_other(world: World) -> None:
     mine = tuple(rank for rank in world.members if rank % 2 == world.rank % 2)
     tensor = torch.tensor([1.0])
@@ -242,6 +258,7 @@ CHECKS: tuple[Check, ...] = (
     an_exchange_may_go_one_way_and_keeps_the_order,
     nobody_exchanges_with_itself_or_a_stranger,
     a_closed_channel_may_be_opened_again,
+    a_channel_of_another_epoch_is_not_opened,
     groups_do_not_hear_each_other,
     a_channel_refuses_strangers,
     control_values_reach_everyone,

@@ -25,8 +25,10 @@ class AloneWorld(ThreadedWorld):
     def control_in_epoch(self) -> base.Control:
         return self.control
 
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        return _Channel(self, checked_members(name, members, self))
+    def channel(
+        self, name: str, members: tuple[int, ...] | None = None, epoch: int | None = None
+    ) -> base.Channel:
+        return _Channel(self, checked_members(name, members, self.rank, self.members))
 
 
 class _Done:

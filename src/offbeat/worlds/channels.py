@@ -31,16 +31,19 @@ class WithChannels(ThreadedWorld):
         self._channels: list[Channel] = []
         self._openings: Counter[str] = Counter()
 
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
+    def channel(
+        self, name: str, members: tuple[int, ...] | None = None, epoch: int | None = None
+    ) -> base.Channel:
         self.check()
-        epoch = self.epoch  # before its members: if they change meanwhile, it is over
-        members = checked_members(name, members, self)
+        world, among = cast("RealWorld", self), self.among  # if they change meanwhile, it is over
+        if epoch not in (None, among.epoch):
+            raise world.over()
+        epoch, members = among.epoch, checked_members(name, members, self.rank, among.members)
         self._sweep()
         where = f"channel/{name}/{'-'.join(map(str, members)) if len(members) < self.size else ''}"
         where = f"{epoch}/{where}" if epoch else where
         self._openings[where] += 1  # a name may be used again once its channel was closed
         where = f"{where}/{self._openings[where]}"
-        world = cast("RealWorld", self)
         groups = Groups(world, where, members, self._time_out, epoch)
         self._groups.append(groups)
         self._channels.append(channel := Channel(world, groups, Small(world, groups)))

@@ -8,25 +8,27 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.errors import StillAttachedError, TooFewWorkersError, WorkerLostError, WorldError
-from offbeat.worlds.base import World, everyone
+from offbeat.worlds.base import everyone
 
 _HOW_TO_SURVIVE = "To go on without a lost worker, attach(..., survive=True): see docs/survival.md"
 
 
-def checked_members(name: str, members: tuple[int, ...] | None, world: World) -> tuple[int, ...]:
-    """Return the members of a new channel, in order, or say what is wrong with them."""
+def checked_members(
+    name: str, members: tuple[int, ...] | None, rank: int, all_members: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the members of a worker's new channel, in order, or say what is wrong with them."""
     if members is None:
-        return world.members
+        return all_members
     chosen = tuple(sorted(set(members)))
     if len(chosen) != len(members):
         raise ValueError(f"channel {name!r} names a worker twice: {members}")
-    if strangers := [member for member in chosen if member not in world.members]:
+    if strangers := [member for member in chosen if member not in all_members]:
         raise ValueError(
             f"channel {name!r} names workers {strangers}, "
-            f"but the cluster has the {len(world.members)} workers {_ranges(world.members)}"
+            f"but the cluster has the {len(all_members)} workers {_ranges(all_members)}"
         )
-    if world.rank not in chosen:
-        raise ValueError(f"worker {world.rank} opens channel {name!r} of {chosen}, without itself")
+    if rank not in chosen:
+        raise ValueError(f"worker {rank} opens channel {name!r} of {chosen}, without itself")
     return chosen
 
 

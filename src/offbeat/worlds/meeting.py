@@ -44,19 +44,19 @@ class Meeting(ABC):
         return self.among.members
 
     @abstractmethod
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> Channel:
-        """Open a communicator among `members` (all, if None); each of them calls this."""
+    def channel(
+        self, name: str, members: tuple[int, ...] | None = None, epoch: int | None = None
+    ) -> Channel:
+        """Open a communicator among `members` (all, if None); each of them calls this.
+
+        With `epoch`: in this one, and `EpochOver` if it is over. Who must know the epoch says it.
+        The n-th channel of a name meets the n-th one of the others, so one that was opened in the
+        next epoch by mistake would stand in for the one that the others wait for there.
+        """
 
     @abstractmethod
     def control_in_epoch(self) -> Control:
         """The control plane, of which every verb raises `EpochOver` when this epoch is."""
-
-    def channel_in(self, epoch: int, name: str) -> Channel:
-        """Open a communicator among all members of this epoch; `EpochOver` if it is over."""
-        channel = self.channel(name)
-        if channel.epoch != epoch:
-            raise EpochOver("another worker was lost meanwhile")
-        return channel
 
     def together(self, name: str, act: Callable[[int], T]) -> T:
         """Have all members do something in which they wait for each other.

@@ -152,8 +152,13 @@ class VirtualWorld(World):
     def codec_s(self, size_bytes: int) -> float:
         return size_bytes / self.city.cluster.network.codec_bytes_per_s
 
-    def channel(self, name: str, members: tuple[int, ...] | None = None) -> base.Channel:
-        return self.city.places.open(self.worker, name, checked_members(name, members, self))
+    def channel(
+        self, name: str, members: tuple[int, ...] | None = None, epoch: int | None = None
+    ) -> base.Channel:
+        if epoch is not None and epoch != self.epoch:
+            raise self.worker.over()
+        members = checked_members(name, members, self.rank, self.members)
+        return self.city.places.open(self.worker, name, members)
 
     def control_in_epoch(self) -> base.Control:
         return InEpoch(self._store, self.worker) if self.survives else self.control
