@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import offbeat
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
-from offbeat.worlds import gloo, mesh, store
+from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
 
 pytestmark = pytest.mark.real
 
@@ -104,3 +106,29 @@ def test_if_nobody_has_the_model_yet_everybody_says_so() -> None:
     for one in ended[1:]:
         assert isinstance(one.error, WorkerLostError), one.error
         assert "before anybody else had its model" in str(one.error)
+
+
+def _reads_while_waits_are_ended() -> bytes:
+    """As when workers are lost one after the other, and this one reads what they have left."""
+    world = enter_world(survivors=1)
+    world.control.set("left", b"by a worker")
+
+    def read() -> None:
+        with suppress(WorkerLostError):
+            while world.control.get("left") != b"":
+                pass
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for _ in range(300):
+        world.control.wake_all()  # type: ignore[attr-defined]
+    found = world.control.stands("left")
+    world.control.set("left", b"")
+    reader.join()
+    leave_world(world)
+    return found
+
+
+def test_what_a_lost_worker_has_left_stays_there_when_waits_are_ended() -> None:
+    (one,) = processes(_reads_while_waits_are_ended, 1)
+    assert one.result == b"by a worker"
