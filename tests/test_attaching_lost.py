@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -106,6 +107,27 @@ def test_if_nobody_has_the_model_yet_everybody_says_so() -> None:
     for one in ended[1:]:
         assert isinstance(one.error, WorkerLostError), one.error
         assert "before anybody else had its model" in str(one.error)
+
+
+def _attaches_between_losses() -> list[tuple[int, bool | None]]:
+    """Worker 3 is killed when it has left a block; worker 2 later, while others wait for it."""
+    rank, told = int(os.environ["RANK"]), []
+    for number in range(3):
+        told.append(_train(offbeat.SyncSGD(), dies=False))
+        if (rank, number) == (3, 0):
+            _dies()
+        if (rank, number) == (2, 1):
+            time.sleep(0.5)
+            _dies()
+    return told
+
+
+def test_the_others_attach_again_without_one_that_is_killed_between_two_blocks() -> None:
+    ended = processes(_attaches_between_losses, 4, check=False, time_out_s=30)
+    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * 2
+    for one in ended[:2]:
+        assert one.error is None, one.error
+        assert one.result == [(4, True), (3, True), (2, True)]
 
 
 def _reads_while_waits_are_ended() -> bytes:
