@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import offbeat
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
-from offbeat.worlds import gloo, mesh, store
+from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
 
 pytestmark = pytest.mark.real
 
@@ -104,3 +110,107 @@ def test_if_nobody_has_the_model_yet_everybody_says_so() -> None:
     for one in ended[1:]:
         assert isinstance(one.error, WorkerLostError), one.error
         assert "before anybody else had its model" in str(one.error)
+
+
+def _is_in_a_hurry() -> float:
+    """Worker 1 takes long to make torch's group; how long others with a mistake wait for it."""
+    init = dist.init_process_group
+
+    def slowly(*arguments: Any) -> None:
+        init(*arguments)
+        time.sleep(1.0)
+
+    if os.environ["RANK"] == "1":
+        dist.init_process_group = slowly
+    began = time.monotonic()
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="has 8 workers"):
+        offbeat.attach(model, torch.optim.SGD(model.parameters()), pace="uniform-8")
+    return time.monotonic() - began
+
+
+def test_nobody_ends_before_all_have_made_the_process_group() -> None:
+    """Gloo raises where it still connects to a worker that ends."""
+    assert min(one.result for one in processes(_is_in_a_hurry, 3)) > 0.9
+
+
+def _attaches_between_losses() -> list[tuple[int, bool | None]]:
+    """Worker 3 is killed when it has left a block; worker 2 later, while others wait for it."""
+    rank, told = int(os.environ["RANK"]), []
+    for number in range(3):
+        told.append(_train(offbeat.SyncSGD(), dies=False))
+        if (rank, number) == (3, 0):
+            _dies()
+        if (rank, number) == (2, 1):
+            time.sleep(0.5)
+            _dies()
+    return told
+
+
+def test_the_others_attach_again_without_one_that_is_killed_between_two_blocks() -> None:
+    ended = processes(_attaches_between_losses, 4, check=False, time_out_s=30)
+    assert [one.exit_code for one in ended[2:]] == [-signal.SIGKILL] * 2
+    for one in ended[:2]:
+        assert one.error is None, one.error
+        assert one.result == [(4, True), (3, True), (2, True)]
+
+
+def _attaches_without_store(survive: bool) -> str:
+    """Worker 0 has the job's store, and is killed before anybody attaches."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    launcher = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        launcher.set("port", str(store.port))
+    else:
+        store = TCPStore("127.0.0.1", int(launcher.get("port")))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.barrier()
+    if rank == 0:
+        _dies()
+    store.set_timeout(timedelta(days=1))
+    with suppress(RuntimeError):
+        store.wait(["never"])
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    try:
+        offbeat.attach(model, optimizer, survive=survive)
+    except WorkerLostError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("survive", [True, False])
+def test_who_attaches_when_the_store_is_dead_says_so_at_once(survive: bool) -> None:
+    ended = processes(_attaches_without_store, 3, survive, check=False, time_out_s=20)
+    assert ended[0].exit_code == -signal.SIGKILL
+    for one in ended[1:]:
+        assert one.error is None, one.error
+        assert "job's store" in one.result
+        assert "does not answer" in one.result
+
+
+def _reads_while_waits_are_ended() -> bytes:
+    """As when workers are lost one after the other, and this one reads what they have left."""
+    world = enter_world(survivors=1)
+    world.control.set("left", b"by a worker")
+
+    def read() -> None:
+        with suppress(WorkerLostError):
+            while world.control.get("left") != b"":
+                pass
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for _ in range(300):
+        world.control.wake_all()  # type: ignore[attr-defined]
+    found = world.control.stands("left")
+    world.control.set("left", b"")
+    reader.join()
+    leave_world(world)
+    return found
+
+
+def test_what_a_lost_worker_has_left_stays_there_when_waits_are_ended() -> None:
+    (one,) = processes(_reads_while_waits_are_ended, 1)
+    assert one.result == b"by a worker"

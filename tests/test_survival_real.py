@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.errors import NobodyToJoinError
 from offbeat.testing import processes
 from offbeat.worlds.pool import Pool
 
@@ -159,6 +160,33 @@ def _freezes(freeze_s: float) -> str:
 def test_a_frozen_worker_is_expelled_and_joins_again_when_it_wakes_up() -> None:
     told = [each.result for each in processes(_freezes, 3, 0.5)]
     assert told == ["went on", "came back", "went on"]
+
+
+def _comes_back_to_nobody() -> str:
+    """Worker 1 freezes; worker 0 goes on without it, and is killed."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with offbeat.attach(model, optimizer, offbeat.EagerSGD(), survive=True, freeze_s=0.5) as dp:
+        me = os.getpid()
+        if dp.rank == 1 and os.fork() == 0:
+            time.sleep(0.1)
+            os.kill(me, signal.SIGSTOP)
+            time.sleep(2.0)
+            os.kill(me, signal.SIGCONT)
+            os._exit(0)
+        for _ in dp.until(seconds=20):
+            model(torch.randn(4, 40)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+            if dp.rank == 0 and dp._world.epoch:
+                os.kill(me, signal.SIGKILL)
+    return "trained on"
+
+
+def test_who_comes_back_when_all_others_were_killed_says_so() -> None:
+    zero, one = processes(_comes_back_to_nobody, 2, check=False, time_out_s=15)
+    assert zero.exit_code == -signal.SIGKILL
+    assert isinstance(one.error, NobodyToJoinError), one.error
 
 
 def _listens_late(seconds: float) -> list[Any]:

@@ -288,9 +288,9 @@ def _join(world: World, every: list[Joinable]) -> None:
 
 def _too_late(error: ExpelledError) -> NobodyToJoinError:
     return NobodyToJoinError(
-        f"{error}; when it was back, they had ended: nobody is left to join, and they have the "
-        "model that was trained. To have them wait longer for a silent worker, attach(..., "
-        "freeze_s=...)",
+        f"{error}; when it was back, they had ended: nobody is left to join. They have the model "
+        "that was trained, or were killed. To have them wait longer for a silent worker, "
+        "attach(..., freeze_s=...)",
         error.rank,
     )
 

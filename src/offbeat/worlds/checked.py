@@ -62,6 +62,14 @@ def fatal(words: str, rank: int, raised: bool) -> WorkerLostError:
     return WorkerLostError(f"{words}. {mend if raised else _HOW_TO_SURVIVE}", rank, raised)
 
 
+def no_store(rank: int, error: RuntimeError) -> WorkerLostError:
+    """What a worker raises that attaches when the job's store is dead."""
+    return WorkerLostError(
+        f"worker {rank} cannot attach: the job's store, in worker 0 or in the launcher, does not "
+        f"answer ({str(error).splitlines()[0]}): start the job again"
+    )
+
+
 def too_few(loss: WorkerLostError, members: tuple[int, ...], least: int) -> TooFewWorkersError:
     """What ends the run of those who are left."""
     return TooFewWorkersError(

@@ -10,13 +10,15 @@ A joiner compares itself with the members, calls each of them, and is a *peer* o
 answered. Then it proposes the next epoch itself: the members, and it. If another proposal was
 quicker, because a worker was lost or another one has joined, it looks who the members are now, and
 tries again. So nobody has a part in it but by hearing that the members have changed.
+
+If all members were killed, nobody has said so. So while it waits, it knocks at their doors now and
+then: all of them refuse.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,13 +27,14 @@ from typing import Any
 from offbeat.errors import DisagreementError, NobodyToJoinError
 from offbeat.worlds.checked import first_difference
 from offbeat.worlds.membership import THROUGH
+from offbeat.worlds.peers import HELLO, call, is_there
 from offbeat.worlds.sockets import noting
 from offbeat.worlds.store import Clients
 from offbeat.worlds.too_late import end_in_a_sentence
 
 _ANSWER_S = 5.0
 _AGAIN_S = 0.02
-HELLO = struct.Struct("!i")
+_KNOCK_S = 0.5
 MOVED = "moved"
 """In the standby of the store, the epoch that all have begun with there (failover.py)."""
 REFUSES = "refuses"
@@ -47,6 +50,7 @@ class Entrance:
         self._clients = clients
         self._check = check
         end_in_a_sentence()
+        self._knocks_at = time.monotonic() + _KNOCK_S
         self.peers: _Peers = {}
         """Members that have answered."""
 
@@ -100,9 +104,8 @@ class Entrance:
 
     def _call(self, rank: int) -> bool:
         """Connect to a member; False if it does not answer, perhaps not any more, or not yet."""
-        host, port = bytes(self._clients.mine().get(f"mesh/{rank}")).decode().split()
         with suppress(OSError), noting():
-            peer = socket.create_connection((host, int(port)), timeout=_ANSWER_S)
+            peer = call(self._clients.mine(), rank, _ANSWER_S)
             peer.sendall(HELLO.pack(self._rank))
             if peer.recv(1):
                 self.peers[rank] = peer
@@ -114,14 +117,26 @@ class Entrance:
         self._check()
         if self._clients.mine().check([f"departed/{rank}" for rank in members[:1]]):
             raise nobody_to_join(self._rank)
+        if time.monotonic() > self._knocks_at:
+            self._knocks_at = time.monotonic() + _KNOCK_S
+            if not self._any_is_there(members):
+                raise nobody_to_join(self._rank, "their processes have ended without a goodbye")
         time.sleep(_AGAIN_S)
 
+    def _any_is_there(self, members: list[int]) -> bool:
+        """Whether one of these can be called, or another one has joined them meanwhile."""
+        client = self._clients.mine()
+        for rank in members:
+            said = client.check([f"mesh/{rank}"])  # not yet at the standby, perhaps
+            if rank != self._rank and (not said or is_there(client, rank, _ANSWER_S)):
+                return True
+        return self.newest()[0] != members
 
-def nobody_to_join(rank: int) -> NobodyToJoinError:
+
+def nobody_to_join(rank: int, why: str = "they have ended their training") -> NobodyToJoinError:
     """What a worker raises that comes too late."""
     return NobodyToJoinError(
-        f"worker {rank} was to join the others, but they have ended their training: there is "
-        "nobody left to join"
+        f"worker {rank} was to join the others, but {why}: there is nobody left to join"
     )
 
 

@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING
 
 from offbeat.errors import WorkerLostError
 from offbeat.worlds.base import Activity
-from offbeat.worlds.connecting import connected
-from offbeat.worlds.entrance import HELLO, Entrance, nobody_to_join
+from offbeat.worlds.connecting import connected, keep
+from offbeat.worlds.entrance import Entrance, nobody_to_join
 from offbeat.worlds.epochs import Epochs
 from offbeat.worlds.failover import StoreWatch
 from offbeat.worlds.membership import FREEZE_S
-from offbeat.worlds.peers import has_ended, has_said_all, prepare, send, unanswered_s
+from offbeat.worlds.peers import HELLO, has_ended, has_said_all, prepare, send, unanswered_s
 from offbeat.worlds.pool import STANDBY, STORE, Store, StoreMovedError, pool
 from offbeat.worlds.sockets import leave_alone, noting, own_address
 from offbeat.worlds.store import Clients
@@ -232,8 +232,13 @@ class Mesh(Epochs):
             self._fail(str(error))
         finally:
             self._stores.close()
-            for peer in (*self._peers.values(), self._here, self._there, self._server):
-                peer.close()
+            lets_go = [self._here, self._there, self._server]
+            if self._closing and not self._stopped:
+                keep(self._peers, self._ended)
+            else:
+                lets_go += self._peers.values()
+            for each in lets_go:
+                each.close()
 
     def _hear(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
         now = time.monotonic()

@@ -6,6 +6,7 @@ import errno
 import math
 import socket
 import struct
+from typing import Any
 from weakref import WeakSet
 
 _ENDS = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
@@ -13,6 +14,26 @@ _ENDS = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 # was no answer.
 _TCP_INFO = struct.Struct("=B7x 4x4x4x4x I 4x4x4x4x 4x4x4x I")
 _OPEN = (1, 8)  # established, or ended by the other side
+HELLO = struct.Struct("!i")
+"""What a worker says first that calls another one: its rank."""
+CONNECT_S = 60.0
+
+
+def call(client: Any, rank: int, patience_s: float = CONNECT_S) -> socket.socket:
+    """Connect to a worker, where it has said in the store that it can be called."""
+    host, port = bytes(client.get(f"mesh/{rank}")).decode().split()
+    return socket.create_connection((host, int(port)), timeout=patience_s)
+
+
+def is_there(client: Any, rank: int, patience_s: float = CONNECT_S) -> bool:
+    """Knock: a worker that has ended refuses."""
+    try:
+        call(client, rank, patience_s).close()
+    except ConnectionError:
+        return False
+    except OSError:  # no answer is none
+        return True
+    return True
 
 
 def prepare(peer: socket.socket, limit_s: float) -> None:

@@ -184,6 +184,7 @@ class Pool:
         first = self._first_of(place)
         model = self._models.get(place)
         if model is None:
+            first.check(["offbeat"])  # raises if it is dead: a copy tries for 30 minutes to connect
             model = _copy(first)
             model.set_timeout(_CONNECT)
             with self._lock:

@@ -17,7 +17,6 @@ import os
 from contextlib import suppress
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
 from offbeat import launched
@@ -25,7 +24,7 @@ from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, ExpelledError, WorkerLostError
 from offbeat.worlds import base, ending, left_behind  # noqa: F401 - at exit, after all else
 from offbeat.worlds.channels import WithChannels
-from offbeat.worlds.checked import is_of_script, too_few
+from offbeat.worlds.checked import is_of_script, no_store, too_few
 from offbeat.worlds.entrance import Entrance, check_all_alike
 from offbeat.worlds.liveness import Liveness
 from offbeat.worlds.membership import Among
@@ -34,12 +33,11 @@ from offbeat.worlds.own import OwnCollectives
 from offbeat.worlds.patience import stuck_s
 from offbeat.worlds.pool import StoreMovedError, pool
 from offbeat.worlds.scripted import BEGAN, comes
-from offbeat.worlds.stand_in import stand_in
+from offbeat.worlds.stand_in import make_default_group, stand_in
 from offbeat.worlds.store import Clients, Control
 from offbeat.worlds.waiters import Waiters
 
-# Up to which size one worker beats the ring: between hosts, messages cost less and bytes more than
-# within one.
+# Up to which size one worker beats the ring: on one host messages cost more, and bytes less.
 _SMALL_BYTES, _SMALL_BYTES_ON_ONE_HOST = 2**16, 3 * 2**19
 _opened = 0
 _made_default_group = False
@@ -70,9 +68,7 @@ class RealWorld(WithChannels):
         stuck_s()  # which may be wrong: before anybody counts on this worker
         stand_in()
         if not dist.is_initialized():
-            # Kept until the process exits: a second one on the same store would meet the
-            # addresses that the first has left there.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+            make_default_group()
             _made_default_group = True
         super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed, time_out_s)
         comes_s = 0.0 if cluster is None or _opened else cluster.join_at(self.rank) or 0.0
@@ -116,9 +112,8 @@ class RealWorld(WithChannels):
 
     def _meet_others(self) -> None:
         """Connect to all others, and know from them what must be alike."""
-        # Agreed upon: launchers differ in what they tell, and who reduces in another way hangs.
-        within_one = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
-        self.control.add("within one host", int(within_one))
+        on_one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
+        self.control.add("within one host", on_one_host)
         began_with = self.members  # some may be lost before all are here
         if self.joins:
             self._liveness = Mesh(self, self._entered)
@@ -129,8 +124,10 @@ class RealWorld(WithChannels):
         if self.survives and not self.joins:  # from here on
             self.clients.mine().set("members", json.dumps(began_with))
             pool.tell(lambda store: launched.say_survives(store, _opened))
-        agreed = self.control.add("within one host", 0) == len(began_with)
-        self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
+        # The first says it for all, since launchers differ, and who reduces in another way hangs.
+        all_within = self.control.add("within one host", 0) >= len(self.members)
+        mine = b"%d" % (_SMALL_BYTES_ON_ONE_HOST if all_within else _SMALL_BYTES)
+        self.small_bytes = int(self.control.kept().set_once("small bytes", mine))
         if self._settings[0] is not None:
             self.meet("begin")  # paced devices count from one moment
             self._began += self.now()
@@ -243,7 +240,7 @@ class RealWorld(WithChannels):
     def lose_store(self, place: str, error: RuntimeError) -> None:
         """A call of the store there has failed: go on with its standby, or raise."""
         if not isinstance(self._liveness, Mesh):
-            raise error
+            raise no_store(self.rank, error) if self._liveness is None else error
         if not isinstance(error, StoreMovedError):
             self._liveness.lose(place, str(error).partition("\n")[0][:200])
             if place == pool.place:

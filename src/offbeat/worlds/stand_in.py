@@ -1,4 +1,4 @@
-"""The default process group of a worker that joins a running job: a name, and no connections.
+"""The default process group; that of a worker which joins is a name, and has no connections.
 
 The others have made theirs at the start, with a worker in it that is lost by now, and torch cannot
 take another one in. So a joiner has a group of the right size, in which it has its rank, for
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -45,6 +46,18 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 for _verb in _VERBS:
     setattr(_StandIn, _verb, _refuse)
+
+
+def make_default_group() -> None:
+    """Make it, where the script has not; all have it when this returns.
+
+    Gloo raises where it still connects when another worker ends: by a mistake in its settings, say,
+    of which all are to hear. Kept until the process exits: a second one on the same store would
+    meet the addresses that the first has left there.
+    """
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if not launched.joins():
+        dist.all_reduce(torch.zeros(1))
 
 
 def stand_in() -> None:

@@ -181,8 +181,9 @@ class Control(base.Control):
         with suppress(RuntimeError):  # with the store, every wait has ended
             client = self._clients.mine()
             for key, epoch in list(self._world.waits_for):
-                if epoch < before:
-                    client.set(key, _WAKE)
+                # Not one that has a value by now: nobody waits for it, and others may yet read it.
+                if epoch < before and client.compare_set(key, "", _WAKE.decode()) == _WAKE:
+                    client.set(key, _WAKE)  # c10d's other server wakes nobody by compare_set
 
     def _do(self, call: Callable[[Store], T]) -> T:
         """Have this thread's client make a call that does not wait for others."""
