@@ -1,13 +1,10 @@
-"""Workers that are lost at random moments, in virtual time: tests/test_survival.py, longer.
+"""Workers that are lost, freeze or join at random moments: tests/test_faults.py, longer.
 
-Every run is drawn from its seed: a method, how slow messages are, who is lost, and when; in half of
-them two are lost, often while the others regroup. A failure prints its seed, and the campaign goes
-on; the exit code is 1 then. `--seed FIRST --count 1` replays one.
+Every run is drawn from its seed: a method, how slow messages are, who is lost, freezes or joins,
+and when. A failure prints its seed and how to replay it, and the campaign goes on; the exit code is
+1 then.
 
-    python benchmarks/losses.py --count 100000 [--seed FIRST] [--joins] [--jobs 2] [--quick]
-        [--json FILE]
-
-`--joins`: a worker joins at a random moment, while others are lost: tests/test_joining.py, longer.
+    python benchmarks/losses.py --count 100000 [--seed FIRST] [--jobs 2] [--quick] [--json FILE]
 
 `--exhaustive`: one small schedule of every method that survives (tests/crashes.py), and of
 `--schedules` drawn ones, in which each worker crashes after each event of the virtual clock. Then
@@ -25,7 +22,6 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -34,87 +30,56 @@ import common
 import torch
 from schedules import chunks
 
-import offbeat
-
 if TYPE_CHECKING:
     from crashes import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-LATENCIES_S = (1e-5, 1e-3, 0.02, 0.1)
 QUICK = 300
 
 
-@cache
-def surviving() -> list[str]:
-    """The methods that go on without a worker."""
-    from test_survival import ALGORITHMS, WORKERS
+def tried(seeds: range) -> tuple[int, int, list[tuple[int, str]]]:
+    """Play these runs; how many faults were drawn, how many happened, and the seeds that failed."""
+    from faults import survived
 
-    return [name for name in ALGORITHMS if ALGORITHMS[name].make(WORKERS).survives]
-
-
-@cache
-def span(name: str, latency_s: float) -> tuple[float, float]:
-    """When all are attached, and when a run without losses ends."""
-    from test_survival import ALGORITHMS, WORKERS, Lives, cluster
-
-    lives = Lives(ALGORITHMS[name].make(WORKERS))
-    ended = offbeat.run(lives, cluster(latency_s=latency_s))
-    return lives.attached_s, ended.seconds
-
-
-def lived(seed: int) -> int:
-    """One run; how many were lost."""
-    from test_survival import ALGORITHMS, WORKERS, Lives, lived_through
-
-    draws = Random(f"loss {seed}")
-    name = draws.choice(surviving())
-    latency_s = draws.choice(LATENCIES_S)
-    begins_s, ends_s = span(name, latency_s)
-    first, second = draws.sample(range(WORKERS), 2)
-    crashes = [(first, draws.uniform(begins_s + 1e-6, ends_s))]
-    if draws.random() < 0.5:
-        soon, later = 4 * latency_s * draws.random(), draws.uniform(0, ends_s - begins_s)
-        crashes.append((second, crashes[0][1] + draws.choice([0.0, soon, later])))
-    return lived_through(Lives(ALGORITHMS[name].make(WORKERS)), *crashes, latency_s=latency_s)
-
-
-def joined(seed: int) -> int:
-    """One run; how many have joined, and stayed."""
-    from test_joining import METHODS, drawn
-
-    draws = Random(f"join {seed}")
-    return int(drawn(draws.choice(list(METHODS)), draws))
-
-
-def tried(seeds: range, joins: bool) -> tuple[int, list[tuple[int, str]]]:
-    """Play these runs; return how many were lost or have joined, and the seeds that failed."""
     torch.set_num_threads(1)
     logging.disable()
-    counted, failed = 0, []
+    drawn, happened, failed = 0, 0, []
     for seed in seeds:
         try:
-            counted += joined(seed) if joins else lived(seed)
+            faults = survived(seed)
         except Exception as error:
             failed.append((seed, f"{type(error).__name__}: {error}".splitlines()[0]))
-    return counted, failed
+        else:
+            drawn, happened = drawn + faults.drawn, happened + faults.happened
+    return drawn, happened, failed
 
 
-def campaign(first: int, count: int, joins: bool, jobs: int) -> tuple[int, list[int]]:
-    """Play all; return how many were lost or have joined, and the seeds that failed."""
-    began, counted, failed, done = time.perf_counter(), 0, [], 0
+def campaign(first: int, count: int, jobs: int) -> dict[str, Any]:
+    """Play all of them."""
+    began, runs, drawn, happened = time.perf_counter(), 0, 0, 0
+    failed: list[int] = []
     with ProcessPoolExecutor(jobs) as pool:
         parts = list(chunks(first, count))
-        for seeds, (some, failures) in zip(
-            parts, pool.map(partial(tried, joins=joins), parts), strict=True
-        ):
-            counted, done = counted + some, done + len(seeds)
+        for seeds, (more, some, failures) in zip(parts, pool.map(tried, parts), strict=True):
+            runs, drawn, happened = runs + len(seeds), drawn + more, happened + some
             for seed, how in failures:
                 failed.append(seed)
-                print(f"seed {seed}: {how}", flush=True)
-            if done % 5000 == 0:
-                rate = done / (time.perf_counter() - began)
-                print(f"{done} runs, {len(failed)} failed, {rate:.0f} a second", flush=True)
-    return counted, failed
+                print(f"seed {seed}: {how}")
+                print(
+                    f"  replay it: pytest tests/test_faults.py --schedule-seed {seed}", flush=True
+                )
+            if runs % 5000 == 0:
+                rate = runs / (time.perf_counter() - began)
+                print(f"{runs} runs, {len(failed)} failed, {rate:.0f} a second", flush=True)
+    return {
+        "first_seed": first,
+        "runs": runs,
+        "drawn": drawn,
+        "happened": happened,
+        "failed": failed,
+        "seconds": time.perf_counter() - began,
+        "jobs": jobs,
+    }
 
 
 # --- after every event ---------------------------------------------------------------------------
@@ -192,7 +157,6 @@ def main() -> None:
     parser = common.options(__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
-    parser.add_argument("--joins", action="store_true", help="a worker joins meanwhile")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--exhaustive", action="store_true", help="after every event")
     parser.add_argument("--schedules", type=int, default=0, help="more of them, drawn")
@@ -202,16 +166,15 @@ def main() -> None:
     logging.disable()
     if asked.exhaustive:
         exhaustive(asked)
-    count, what = QUICK if asked.quick else asked.count, "joined" if asked.joins else "lost"
-    began = time.perf_counter()
-    counted, failed = campaign(asked.seed, count, asked.joins, asked.jobs)
-    took_s = time.perf_counter() - began
-    print(f"{count} runs in {took_s:.0f} s, {counted} workers {what}, {len(failed)} failures")
-    common.write(
-        asked.json,
-        {"rows": [{"first_seed": asked.seed, "runs": count, what: counted, "failed": failed}]},
+    count = QUICK if asked.quick else asked.count
+    found = campaign(asked.seed, count, asked.jobs)
+    print(
+        "{runs} runs in {seconds:.0f} s: {happened} of {drawn} faults happened".format(**found),
+        f"{len(found['failed'])} failures",
+        sep="; ",
     )
-    sys.exit(bool(failed))
+    common.write(asked.json, found)
+    sys.exit(bool(found["failed"]))
 
 
 if __name__ == "__main__":

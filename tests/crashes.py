@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -19,10 +20,12 @@ from test_contract import ALGORITHMS
 
 import offbeat
 from offbeat.clusters import Cluster
+from offbeat.clusters.events import Crash
 from offbeat.worlds import clock, virtual
 
 STEPS = (5, 4, 3, 4)
 """Of each of four workers, if nothing else is said."""
+STEP_S = 0.1
 
 
 class Fate(NamedTuple):
@@ -142,10 +145,22 @@ class Schedule:
         )
 
     @property
+    def least_s(self) -> float:
+        """What the steps take whoever has most of them to do, if nobody waits for anybody."""
+        return max(
+            steps * STEP_S / speed for steps, speed in zip(self.steps, self.speed, strict=True)
+        )
+
+    @property
+    def attached_s(self) -> float:
+        """When all are attached: nothing of that depends on their steps."""
+        return _attached_s(self.name, len(self.steps), self.latency_s)
+
+    @property
     def cluster(self) -> Cluster:
         return Cluster.parse(
-            f"workers = {len(self.steps)}\nspeed = {list(self.speed)}\n[compute]\nstep_s = 0.1\n"
-            f"[network]\nlatency_s = {self.latency_s!r}\n"
+            f"workers = {len(self.steps)}\nspeed = {list(self.speed)}\n"
+            f"[compute]\nstep_s = {STEP_S}\n[network]\nlatency_s = {self.latency_s!r}\n"
         )
 
     def lives(self) -> Lives:
@@ -178,6 +193,23 @@ class Schedule:
             fates = offbeat.run(lives, self.cluster).results
         assert {rank for rank, fate in enumerate(fates) if fate is None} == injected.crashed
         return lives.check(fates)
+
+    def lived_with(self, *crashes: tuple[int, float]) -> int:
+        """The same with workers that crash at moments, as (rank, seconds)."""
+        events = tuple(Crash(kind="crash", worker=rank, at_s=at_s) for rank, at_s in crashes)
+        lives = self.lives()
+        fates = offbeat.run(lives, self.cluster.model_copy(update={"events": events})).results
+        lost = {rank for rank, fate in enumerate(fates) if fate is None}
+        assert lost <= {rank for rank, _ in crashes}
+        return lives.check(fates)
+
+
+@cache
+def _attached_s(name: str, workers: int, latency_s: float) -> float:
+    nothing = Schedule(name, (0,) * workers, (1.0,) * workers, latency_s)
+    lives = nothing.lives()
+    offbeat.run(lives, nothing.cluster)
+    return lives.attached_s
 
 
 def names(workers: int) -> list[str]:

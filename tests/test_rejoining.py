@@ -243,31 +243,37 @@ def test_who_is_frozen_for_less_than_the_limit_is_waited_for(returns: Returns) -
         assert returns() == 0
 
 
+def drawn(name: str, draws: Random) -> list[Fate | None]:
+    """Have some freeze, crash and join at random; no fates if nobody is left who has the state."""
+    latency_s = draws.choice([1e-5, 1e-3, 0.02])
+    begins_s, whole = span(name, latency_s)
+    moments = [begins_s + draws.uniform(0.0, 0.5) * (whole - begins_s) for _ in range(3)]
+    first, second, third, fourth = draws.sample(range(WORKERS), WORKERS)
+    events: list[Any] = [freeze(moments[0], draws.uniform(0.3, 1.2), first)]
+    soon = moments[0] + draws.choice([LIMIT_S, LONG_S]) + draws.uniform(-3, 20) * latency_s
+    if draws.random() < 0.7:
+        events.append(freeze(draws.choice([soon, moments[1]]), draws.uniform(0.3, 1.2), second))
+    if draws.random() < 0.7:
+        events.append(Crash(kind="crash", worker=third, at_s=draws.choice([soon, moments[2]])))
+    if draws.random() < 0.5:
+        events.append(Join(kind="join", worker=fourth, at_s=moments[1]))
+    try:
+        fates = lived(METHODS[name], cluster(*events, latency_s=latency_s))
+    except WorkerLostError as error:
+        assert "nobody is left who has the state" in str(error)  # noqa: PT017 - one way of two
+        return []
+    # Who wakes when the others have ended finds nobody.
+    missing = {rank for rank, fate in enumerate(fates) if fate is None}
+    assert missing <= {event.worker for event in events}
+    return fates
+
+
 @every_method
 def test_whoever_freezes_crashes_and_joins_whenever(name: str, returns: Returns) -> None:
     draws, back = Random(f"rejoining {name}"), 0
     for _ in range(4):
-        latency_s = draws.choice([1e-5, 1e-3, 0.02])
-        begins_s, whole = span(name, latency_s)
-        moments = [begins_s + draws.uniform(0.0, 0.5) * (whole - begins_s) for _ in range(3)]
-        first, second, third, fourth = draws.sample(range(WORKERS), WORKERS)
-        events: list[Any] = [freeze(moments[0], draws.uniform(0.3, 1.2), first)]
-        soon = moments[0] + draws.choice([LIMIT_S, LONG_S]) + draws.uniform(-3, 20) * latency_s
-        if draws.random() < 0.7:
-            events.append(freeze(draws.choice([soon, moments[1]]), draws.uniform(0.3, 1.2), second))
-        if draws.random() < 0.7:
-            events.append(Crash(kind="crash", worker=third, at_s=draws.choice([soon, moments[2]])))
-        if draws.random() < 0.5:
-            events.append(Join(kind="join", worker=fourth, at_s=moments[1]))
-        try:
-            fates = lived(METHODS[name], cluster(*events, latency_s=latency_s))
-        except WorkerLostError as error:
-            assert "nobody is left who has the state" in str(error)  # noqa: PT017 - one way of two
-            continue
-        # Who wakes when the others have ended finds nobody.
-        missing = {rank for rank, fate in enumerate(fates) if fate is None}
-        assert missing <= {event.worker for event in events}
-        back += returns()
+        if drawn(name, draws):
+            back += returns()
     assert back > 0
 
 
