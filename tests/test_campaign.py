@@ -146,12 +146,17 @@ def test_a_disk_that_is_full_in_the_middle_loses_nothing(tmp_path: Path) -> None
             'algorithms = ["sync"]\ntasks = ["quadratic"]',
             "needs clusters and tasks, or [[race]] tables",
         ),
-        ("{small}\nsedes = 3", 'key "sedes": Extra inputs are not permitted'),
+        ("{small}\nsedes = 3", 'key "sedes": not a known key (known: algorithms, '),
+        (
+            "{small}\n[[race]]\n{rest}\ntrials = 3",
+            'key "race.0.trials": not a known key (known: clusters, ',
+        ),
         ('{small}\nseeds = "3"', 'key "seeds": Input should be a valid integer'),
         ("{small}\nseeds = 0", "seeds must be between"),
         ('{small}\nrates = "1,2"\ntrials = 2', "the best is always at the edge"),
         ('algorithms = ["snyc"]\n{rest}', "did you mean 'sync'"),
         ('algorithms = ["eager:quorum=5"]\n{rest}', "between 1 and the 4 workers, got 5"),
+        ('algorithms = ["eager:quorum=5"]\n{rest}', "quadratic on half-speed-4: eager:quorum=5: "),
         ('{small}\ntarget = "fast"', "target must be such as"),
         (
             'algorithms = ["sync"]\nclusters = ["mixed-4", "mixed-4"]\ntasks = ["quadratic"]',

@@ -120,6 +120,17 @@ def test_over_all_races_the_one_that_is_behind_the_least_is_first(results: Path)
     assert league.figures.profile(best.behind, [1, 1.1, 2]) == [0, 0.5, 1]
 
 
+def test_who_has_been_in_few_of_the_races_is_not_ranked_before_those_of_all(
+    tmp_path: Path,
+) -> None:
+    three = dict.fromkeys(("uniform-8", "half-speed-4"), SECONDS["uniform-8"])
+    rare = {**SECONDS["mixed-4"], "edm": [1.0, 1.0, 1.0, 1.0, 1.0]}
+    path = written(tmp_path / "r.jsonl", {"mixed-4": rare, **three})
+    over_all = league.figures.of(league.load([path])).overall
+    assert [each.label for each in over_all] == ["sync", "waitfree", "eager", "dpsgd", "edm"]
+    assert (over_all[-1].races, over_all[-1].behind) == (1, [1.0])
+
+
 def test_every_algorithm_has_a_family() -> None:
     assert [name for name in algorithms() if family(name) == OTHER] == []
 

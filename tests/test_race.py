@@ -369,6 +369,7 @@ def test_a_target_that_nobody_reaches_has_an_exit_status() -> None:
         (("--cluster", "two-slow-of-eigth"), "two-slow-of-eight"),
         (("--until", "soon"), "until must be target"),
         (("--target", "speed=1"), "target must be such as"),
+        (("--target", "accuracy=0.9"), "has no accuracy, so nobody can reach accuracy=0.9"),
         (("--workers", "1"), "needs at least 2"),
         (("--task", "timing", "--target", "loss=1"), "leave out --target loss=1"),
         (("--task", "timing", "--until", "target"), "leave out --until target"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import statistics
@@ -351,6 +352,23 @@ def test_a_seed_that_missed_the_target_counts_as_infinitely_long(
     assert times(1.0, None, None).times == (1.0,)
 
 
+def test_settings_at_the_edge_of_what_was_tried_are_named_beside_every_table(
+    lines: list[Line], tmp_path: Path
+) -> None:
+    edged = [
+        line | {"edge": "higher lr <&>"}
+        if line["kind"] == "run" and line["label"] == "sync"
+        else line
+        for line in lines
+    ]
+    path = written(tmp_path / "edged.jsonl", edged)
+    words = "Not tried, though the best was next to it (sync: higher lr <&>): more --trials."
+    assert report.edges(report.load([path])) == [words]
+    done = offbeat_command("report", path, "-o", tmp_path / "out.html")
+    assert words in done.stdout.replace("\n", " ")
+    assert html.escape(words, quote=False) in (tmp_path / "out.html").read_text()
+
+
 def test_runs_on_two_clusters_are_not_mixed(lines: list[Line], tmp_path: Path) -> None:
     other = [{**line, "cluster": "uniform-8"} for line in lines if line["kind"] != "verdict"]
     both = report.load([written(tmp_path / "a.jsonl", lines), written(tmp_path / "b.jsonl", other)])
@@ -671,6 +689,26 @@ def test_the_selector_switches_runs(page: Any, runs: report.Runs) -> None:
     chosen = next(run for run in runs if run.name == name)
     assert end == pytest.approx(chosen.seconds)
     assert colours(page, "timeline") > 5
+
+
+@pytest.mark.slow
+def test_more_algorithms_than_colours_have_looks_of_their_own(
+    browser: Any, lines: list[Line], tmp_path: Path
+) -> None:
+    one = lines[: next(at for at, line in enumerate(lines) if line["kind"] == "result") + 1]
+    many = [
+        line | {"label": f"eager:quorum={count}", "algorithm": f"EagerSGD({count})"}
+        if line["kind"] in ("run", "result")
+        else line
+        for count in range(1, 13)
+        for line in one
+    ]
+    runs = report.load([written(tmp_path / "many.jsonl", many)])
+    report.html.write(runs, tmp_path / "many.html")
+    page = opened(browser, tmp_path / "many.html")
+    swatches = "[...document.querySelectorAll('#algorithms .swatch')]"
+    looks = page.execute_script(f"return {swatches}.map((each) => each.style.background)")
+    assert len(looks) == len(set(looks)) == 12
 
 
 @pytest.mark.slow

@@ -67,6 +67,37 @@ def test_the_gain_is_split_into_throughput_and_samples_needed() -> None:
     assert "which is 2.50 in samples a virtual second times 0.80 in samples needed" in text
 
 
+def test_factors_whose_product_is_not_the_speed_up_are_called_about() -> None:
+    factors = [(1.0, 3.0), (2.0, 1.0), (6.0, 0.25), (2.0, 2.0), (3.0, 1.0)]  # medians: 2 and 1
+    fast = [
+        result("fast", seed, 20.0 / (more * fewer), samples_to_target=1000.0 / fewer)
+        for seed, (more, fewer) in enumerate(factors)
+    ]
+    text = said(*runs("sync", *[20.0] * 5), *fast)
+    assert "3.00 times as fast" in text  # the median of 3, 2, 1.5, 4 and 3
+    assert "about 2.00 in samples a virtual second times 1.00 in samples needed" in text
+
+
+def test_a_score_where_a_run_stopped_is_no_price() -> None:
+    """Each stops soon after its target: one evaluation there tells nothing of a method."""
+    sync = runs("sync", *[20.0] * 5, final_accuracy=0.97)
+    fast = runs("fast", *[10.0] * 5, final_accuracy=0.96, max_staleness_rounds=1)
+    assert said(*sync, *fast).endswith("The price: gradients at most 1 round stale.")
+    timed = Race.of(["sync"], cluster=CLUSTER, until="60s")
+    assert "final accuracy 96.0% against 97.0%" in verdict.sentence(timed, [*sync, *fast])
+    assert "The price" not in said(*sync, *runs("fast", *[10.0] * 5))
+
+
+def test_a_gain_over_a_baseline_that_was_not_tuned_to_its_end_is_doubted() -> None:
+    sync = runs("sync", *[20.0] * 5, edge="higher lr")
+    text = said(*sync, *runs("fast", *[10.0] * 5))
+    doubt = (
+        "That may be too much: sync was best at the edge of what was tried (not tried: higher lr)"
+    )
+    assert doubt in text
+    assert "too much" not in said(*runs("sync", *[20.0] * 5), *runs("fast", *[10.0] * 5, edge="x"))
+
+
 def test_a_difference_within_the_spread_is_called_that() -> None:
     text = said(*runs("sync", *[10.0] * 5), *runs("other", 9.0, 9.5, 11.0, 9.2, 10.5))
     assert text.startswith("Use sync here: other reaches accuracy=0.95 1.05 times as fast")

@@ -92,5 +92,6 @@ def _show(chosen: Campaign) -> None:
         lines, results = chosen.lines(number)
         if results:
             out.print(f"\n[bold]{race.task_name} on {race.cluster.name}[/]")
-            out.print(reports.table(reports.measured(lines)))
+            runs = reports.measured(lines)
+            out.print(reports.table(runs), *reports.edges(runs), sep="\n")
             out.print(f"\n{verdict.sentence(race, results)}")

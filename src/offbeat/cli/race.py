@@ -213,17 +213,9 @@ def _show(standings: Standings, text: str) -> None:
     if standings.stopped:
         typer.echo(f"{standings.stopped}: this is what was measured until then.", err=True)
     if standings.results:
-        out.print("", reports.table(reports.measured(standings.lines)), sep="\n")
-    for edge in _edges(standings):
-        out.print(edge)
+        runs = reports.measured(standings.lines)
+        out.print("", reports.table(runs), *reports.edges(runs), sep="\n")
     out.print(f"\n{text}")
-
-
-def _edges(standings: Standings) -> list[str]:
-    """Say whose best settings may lie beyond what was tried."""
-    found = {result.label: result.edge for result in standings.results if result.edge}
-    words = "; ".join(f"{label}: {edge}" for label, edge in found.items())
-    return [f"Not tried, though the best was next to it ({words}): more --trials."] if found else []
 
 
 def _write(outputs: _Outputs, standings: Standings, text: str, command: str) -> None:

@@ -42,7 +42,7 @@ def report(
     except ReportError as error:
         raise _refuse(error) from None
     out = Console(highlight=False, markup=False)
-    out.print(reports.table(runs))
+    out.print(reports.table(runs), *reports.edges(runs), sep="\n")
     for failure in reports.failures(runs):
         out.print(f"\n{failure}")
     if html or tensorboard:

@@ -75,12 +75,16 @@ class Settings(BaseModel):
             raise ValueError(f"{path}: not TOML: {error}") from None
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise ValueError(f'{path}, key "{key}": {first["msg"]}') from None
+            key, words = ".".join(map(str, first["loc"])), first["msg"]
+            if first["type"] == "extra_forbidden":
+                fields = (cls if len(first["loc"]) == 1 else Some).model_fields.items()
+                known = [field.alias or name for name, field in fields if not field.exclude]
+                words = f"not a known key (known: {', '.join(known)})"
+            raise ValueError(f'{path}, key "{key}": {words}') from None
 
     def races(self, command: str = "") -> list[Race]:
         """Make them, in order; ValueError for what cannot be meant."""
-        found = [Race.of(**cell, command=command) for cell in self._cells()]
+        found = [_race(cell, command) for cell in self._cells()]
         if not found:
             raise ValueError("a campaign needs clusters and tasks, or [[race]] tables with both")
         names = [f"{race.task_name} on {race.cluster.name}" for race in found]
@@ -115,6 +119,14 @@ class Settings(BaseModel):
         beside = self.folder / cluster
         is_beside = cluster not in named_clusters() and not Path(cluster).exists()
         return str(beside) if is_beside and beside.exists() else cluster
+
+
+def _race(cell: dict[str, Any], command: str) -> Race:
+    """One of them; an error names it, as there may be many."""
+    try:
+        return Race.of(**cell, command=command)
+    except ValueError as error:
+        raise ValueError(f"{cell['task']} on {cell['cluster']}: {error}") from None
 
 
 def mark(settings: Settings, races: list[Race]) -> str:

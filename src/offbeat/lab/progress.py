@@ -9,11 +9,14 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from offbeat.records import Line
 
 _REFRESH_S = 0.2
 _PLAIN_EVERY_S = 15.0
+_LABEL_COLUMNS = 40
+"""Of a terminal; longer labels are broken."""
 
 
 class Progress:
@@ -62,17 +65,16 @@ class _Contestant:
         if self._began is None:  # not with the run: to start processes takes a while
             self._began = time.monotonic(), line["share"]
 
-    def cells(self) -> tuple[str, ...]:
+    def words(self, unit: str) -> str:
+        """How far its run has come; nothing before worker 0 has told something."""
         leader = self.by_rank.get(0)
         if leader is None:
-            return ("", "", "", "", "", self.state)
+            return ""
+        loss = "" if leader["loss"] is None else f"loss {leader['loss']:.3f}, "
+        accuracy = "" if leader["accuracy"] is None else f"accuracy {leader['accuracy']:.1%}, "
         return (
-            "" if leader["loss"] is None else f"{leader['loss']:.3f}",
-            "" if leader["accuracy"] is None else f"{leader['accuracy']:.1%}",
-            f"{self.utilization:.0%}",
-            f"{leader['rounds']}",
-            f"{leader['seconds']:.1f}",
-            self.state if self.state != "running" else self.left(),
+            f"{loss}{accuracy}utilisation {self.utilization:.0%}, {leader['rounds']} rounds, "
+            f"at {leader['seconds']:.1f} {unit}"
         )
 
     @property
@@ -160,12 +162,7 @@ class Lines(Progress):
         self._running.tell(line)
         if time.monotonic() - self._said > _PLAIN_EVERY_S and 0 in self._running.by_rank:
             self._said = time.monotonic()
-            loss, accuracy, utilization, rounds, at, left = self._running.cells()
-            self._say(
-                f"{loss and f'loss {loss}, '}{accuracy and f'accuracy {accuracy}, '}"
-                f"utilisation {utilization}, "
-                f"{rounds} rounds, at {at} {self._unit}, {left}"
-            )
+            self._say(f"{self._running.words(self._unit)}, {self._running.left()}")
 
     def end(self, label: str, figures: dict[str, Any]) -> None:
         self._done += 1
@@ -217,6 +214,7 @@ class Display(Progress):
         runner.begin("waiting")
         runner.rate = settings.removeprefix("lr ")
         self._pace.tuned()
+        self._live.refresh()  # with several jobs nothing else happens for a while
 
     def begin(self, label: str, seed: int) -> None:
         self._running = self._all[label]
@@ -234,23 +232,30 @@ class Display(Progress):
         runner.reached.append(_reached(figures))
         self._pace.ended()
         at = "target at " if figures.get("target") else ""
-        runner.state = f"{at}{', '.join(runner.reached)}"
+        runner.begin(f"{at}{', '.join(runner.reached)}")
         self._live.refresh()
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=self._pace.left())
         table.caption_justify = "left"
-        table.add_column("algorithm", style="bold", overflow="fold")  # it alone may be broken
+        longest = max(len(label) for label in ("algorithm", *self._all))
+        width = min(longest, _LABEL_COLUMNS)
+        table.add_column("algorithm", style="bold", overflow="fold", width=width)
         tunes = self._trials or any(runner.rate for runner in self._all.values())
-        columns = ("seed", "loss", "accuracy", "utilisation", "rounds", self._unit)
-        for name in ("lr", *columns) if tunes else columns:
+        for name in ("lr", "seed") if tunes else ("seed",):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
+        table.add_column("")
         for label, runner in self._all.items():
-            done = f"{len(runner.reached)}/{self._seeds}"
             rate = (runner.rate,) if tunes else ()
-            table.add_row(label, *rate, done, *runner.cells())
+            # It gives way where the terminal is narrow, and stays one line.
+            state = Text(self._state(runner), no_wrap=True, overflow="ellipsis")
+            table.add_row(label, *rate, f"{len(runner.reached)}/{self._seeds}", state)
         return table
+
+    def _state(self, runner: _Contestant) -> str:
+        words = runner.words(self._unit)
+        state = runner.left() if words and runner.state == "running" else runner.state
+        return f"{state}: {words}" if words else state
 
 
 def _reached(figures: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 import offbeat
 from offbeat.clusters import Cluster
 from offbeat.clusters import named as named_clusters
@@ -98,6 +100,8 @@ class Race:
         goal = found.target if target is None else Target.parse(target)
         if found.target is None:
             _check_timed(found.name, target, until, world)
+        elif goal is not None and goal.metric == "accuracy" != found.target.metric:
+            _check_accuracy(found, goal)
         ending, (step_s, step_samples) = Until.parse(until or "target"), _look_ahead(sized, found)
         if ending.kind == "target":
             budget_s = found.budget_steps * step_s
@@ -278,6 +282,18 @@ def _check_timed(task: str, target: str | None, until: str | None, world: str) -
         )
     if world == "real":
         raise ValueError(f"the task {task!r} is for virtual time: leave out --world real")
+
+
+def _check_accuracy(task: Task, goal: Target) -> None:
+    """Say that a task has none: nobody could reach it."""
+    model = task.model().eval()
+    with torch.no_grad():
+        _, accuracy = task.evaluate(model)
+    if accuracy is None:
+        raise ValueError(
+            f"the task {task.name!r} has no accuracy, so nobody can reach {goal}: give a loss, "
+            f"such as --target {task.target}"
+        )
 
 
 def _look_ahead(cluster: Cluster, task: Task) -> tuple[float, float]:

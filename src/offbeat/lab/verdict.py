@@ -127,9 +127,15 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
     if best is base or base.label in ties:
         return _stay(race, base, best, [label for label in ties if label != base.label])
     parts = [f"{_use(best)} here: {when}, {_times(best, base)}, {_why(race, best, base)}."]
-    parts.append(f"The price: {_price(best, base)}.")
+    if price := _price(best, base, race.plan.stops):
+        parts.append(f"The price: {price}.")
     if ties:
         parts.append(f"As fast, within the spread: {', '.join(ties)}.")
+    if edge := base.runs[0].edge:
+        parts.append(
+            f"That may be too much: {base.label} was best at the edge of what was tried (not "
+            f"tried: {edge}); more --trials."
+        )
     if len(best.runs) < ENOUGH_SEEDS:
         parts.append(_too_few(best))
     return " ".join(parts)
@@ -222,7 +228,12 @@ def _why(race: Race, best: Standing, base: Standing) -> str:
     more, fewer = best.throughput(base).median, best.efficiency(base).median
     split = ""
     if 0 < more < math.inf and 0 < fewer < math.inf:
-        split = f"which is {more:.2f} in samples a {second} times {fewer:.2f} in samples needed"
+        # Each is a median of its own, so their product is near the speed-up, and seldom equal.
+        is_all = math.isclose(more * fewer, best.speed_up(base).median, rel_tol=0.005)
+        split = (
+            f"which is {'' if is_all else 'about '}{more:.2f} in samples a {second} times "
+            f"{fewer:.2f} in samples needed"
+        )
     mine, theirs = best.mean("utilization") or 0.0, base.mean("utilization") or 0.0
     if mine > theirs:
         busy = f"its workers compute {mine:.0%} of their time instead of {theirs:.0%}"
@@ -230,14 +241,17 @@ def _why(race: Race, best: Standing, base: Standing) -> str:
     return split or "for fewer samples"
 
 
-def _price(best: Standing, base: Standing) -> str:
+def _price(best: Standing, base: Standing, stops: bool = False) -> str:
+    """What the gain costs; where runs stop at the target, a score in the end is no price."""
     parts = []
     if best.dropped:
         parts.append(f"{best.dropped:.0%} of the samples dropped")
     stale = best.mean("mean_staleness_rounds") or 0.0
-    if best.most_stale:
+    if most := best.most_stale:
         average = f"{stale:.1f} rounds stale on average, " if stale else ""
-        parts.append(f"gradients {average}at most {best.most_stale} rounds stale")
+        parts.append(f"gradients {average}at most {most} round{'' if most == 1 else 's'} stale")
+    if stops:
+        return ", ".join(parts)
     mine, theirs = best.mean("final_accuracy"), base.mean("final_accuracy")
     if mine is not None and theirs is not None:
         parts.append(f"final accuracy {mine:.1%} against {theirs:.1%}")

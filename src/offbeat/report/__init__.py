@@ -2,6 +2,7 @@
 
     runs = report.load(["race.jsonl"])      files, or folders that real workers wrote into
     report.table(runs)                      a table for the terminal
+    report.edges(runs)                      who may have better settings than those tried
     report.failures(runs)                   who failed, and why
     report.rows(runs)                       the same as numbers
     report.html.write(runs, "report.html")
@@ -13,13 +14,14 @@ What cannot be read or written is a ReportError.
 """
 
 from offbeat.report import html, scalars, trace
-from offbeat.report.runs import Run, Runs, load, measured
+from offbeat.report.runs import Run, Runs, edges, load, measured
 from offbeat.report.summary import Row, failures, rows, table
 
 __all__ = [
     "Row",
     "Run",
     "Runs",
+    "edges",
     "failures",
     "html",
     "load",

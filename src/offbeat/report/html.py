@@ -18,7 +18,7 @@ from offbeat.report.columns import packed
 from offbeat.report.curves import curve
 from offbeat.report.files import WholeFile
 from offbeat.report.pieces import breakable, filled, whole
-from offbeat.report.runs import Run, Runs
+from offbeat.report.runs import Run, Runs, edges
 from offbeat.report.spans import STATES, seconds_by_state, spans
 from offbeat.report.summary import all_plain, cells, headings, rows, seconds_of
 
@@ -30,10 +30,12 @@ _NOTE = (
     "comes to it and is confirmed by the window after it. Times are medians over the seeds; a "
     "seed that never got there counts as infinitely long. Speed-up is over the synchronous "
     "algorithm on the same cluster, seed by seed: the samples a second times the samples "
-    "needed, each as so many times the better. In brackets: bootstrap intervals of 95 %; with "
-    "fewer than 5 seeds, hardly more than the seeds themselves. Waited is the sum over all "
-    "workers. Accuracy or loss is the mean. lr is the factor of the task's learning rate, and "
-    "what follows the algorithm's name its size, that suited it best of those that were tried."
+    "needed, each as so many times the better, and a median of its own. In brackets: bootstrap "
+    "intervals of 95 %; with fewer than 5 seeds, hardly more than the seeds themselves. Waited is "
+    "the sum over all workers. The final accuracy or loss is that of one evaluation, where a run "
+    "ended, which may be soon after the target; the mean over the seeds. lr is the factor of the "
+    "task's learning rate, and what follows the algorithm's name its size, that suited it best of "
+    "those that were tried."
 )
 _PLAIN_NOTE = (
     "Utilisation is the share of their time in which workers compute. Waited is the sum over all "
@@ -61,7 +63,7 @@ def page(runs: Runs) -> str:
         data=data(runs),
         comparison="In short" if (plain := all_plain(rows(runs))) else "Comparison",
         table=_table(runs),
-        note=_PLAIN_NOTE if plain else _NOTE,
+        note=" ".join([_PLAIN_NOTE if plain else _NOTE, *map(html.escape, edges(runs))]),
         failures=failures(runs),
         timeline=timeline(runs),
         details=details(runs),

@@ -251,3 +251,11 @@ def _about(path: Path) -> Begin:
     """Real workers do not write what was run: call it by the name of its folder or file."""
     path = path.resolve()
     return Begin(kind="run", label=path.name if path.is_dir() else path.stem, world="real")
+
+
+def edges(runs: Runs) -> list[str]:
+    """Say whose best settings may lie beyond what was tried."""
+    groups = runs.groups().items()
+    found = [f"{name}: {edge}" for name, group in groups if (edge := group[0].about.edge)]
+    words = "; ".join(found)
+    return [f"Not tried, though the best was next to it ({words}): more --trials."] if found else []

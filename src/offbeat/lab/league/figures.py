@@ -94,13 +94,19 @@ def of(league: League) -> Figures:
 
 
 def _over_all(league: League, rankings: list[list[Entry]]) -> list[Overall]:
-    """Every algorithm over all whole races, the one that is behind the least first."""
+    """Every algorithm over all whole races, the one that is behind the least first.
+
+    Who has been in fewer than half of them is after all others: its races may have been easy.
+    """
     by_label: dict[str, list[Entry]] = {label: [] for label in league.labels}
     for cell, ranking in zip(league.cells, rankings, strict=True):
         for entry in ranking if cell.whole else ():
             by_label[entry.label].append(entry)
     found = [_overall(label, some) for label, some in by_label.items() if some]
-    return sorted(found, key=lambda each: (each.median_behind, -each.first, -each.near))
+    half = len(league.whole) / 2
+    return sorted(
+        found, key=lambda each: (each.races < half, each.median_behind, -each.first, -each.near)
+    )
 
 
 def profile(behind: list[float], at: list[float]) -> list[float]:

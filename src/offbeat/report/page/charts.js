@@ -9,6 +9,13 @@ const colourNames = (() => {
   return data.groups.map((group) => (group.synchronous ? "a0" : `a${(next++ % 8) + 1}`));
 })();
 
+// There are eight colours: who has one for the second time is dashed, for the third time dotted.
+const dashes = colourNames.map((name, i) => ["solid", "dashed", "dotted"][Math.min(colourNames.slice(0, i).filter((other) => other === name && name !== "a0").length, 2)]);
+const swatchOf = (i) => {
+  const colour = `var(--${colourNames[i]})`, part = { solid: 5, dashed: 3, dotted: 1 }[dashes[i]];
+  return part === 5 ? colour : `repeating-linear-gradient(90deg, ${colour} 0 ${part}px, transparent ${part}px ${part === 3 ? 4 : 3}px)`;
+};
+
 function band(name, colour, [x, , low, high]) {
   return {
     type: "custom", name, data: [[x[0], Math.min(...low)], [x.at(-1), Math.max(...high)]], silent: true, clip: true, z: 1, animation: false, tooltip: { show: false },
@@ -41,7 +48,7 @@ function curveOption(id, hidden) {
     const colour = css(colourNames[i]);
     series.push({
       type: "line", name, data: curve[0].map((x, at) => [x, curve[1][at]]), showSymbol: curve[0].length === 1, symbolSize: 6,
-      lineStyle: { width: 2, color: colour }, itemStyle: { color: colour }, z: 3, emphasis: { disabled: true },
+      lineStyle: { width: 2, color: colour, type: dashes[i] }, itemStyle: { color: colour }, z: 3, emphasis: { disabled: true },
     });
     if (curve[2] !== undefined && curve[2].some((low, at) => low !== curve[3][at])) series.push(band(name, colour, curve));
   });

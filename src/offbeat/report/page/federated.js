@@ -8,7 +8,7 @@ function afterOption() {
     const name = data.groups[i].name, colour = css(colourNames[i]);
     series.push({
       type: "line", name, data: curve[0].map((x, at) => [x, curve[1][at]]), symbolSize: 7, symbol: "circle",
-      lineStyle: { width: 2, color: colour }, itemStyle: { color: colour }, z: 3, emphasis: { disabled: true },
+      lineStyle: { width: 2, color: colour, type: dashes[i] }, itemStyle: { color: colour }, z: 3, emphasis: { disabled: true },
     });
     if (curve[0].length > 1 && curve[2].some((low, at) => low !== curve[3][at])) series.push(band(name, colour, curve));
   });

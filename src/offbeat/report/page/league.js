@@ -51,7 +51,7 @@ function sort(head) {
 
 function profileOf(label, races) {
   const behind = races.flatMap(({ entries }) => entries.filter((entry) => entry.label === label).map((entry) => entry.behind));
-  if (!behind.length) return null;
+  if (!behind.length || 2 * behind.length < races.length) return null; // a few races are no profile
   const places = behind.filter((each) => each !== null && each <= data.profileTo).sort((a, b) => a - b);
   const points = [[1, 0]];
   places.forEach((each, i) => points.push([each, (i + 1) / behind.length]));

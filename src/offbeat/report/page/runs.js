@@ -77,7 +77,7 @@ function groupLegend(drawn) {
     const entry = document.createElement("li"), button = document.createElement("button");
     button.type = "button";
     button.setAttribute("aria-pressed", "true");
-    button.innerHTML = `<i class="swatch" style="background:var(--${colourNames[i]})"></i>${escaped(group.name)}`;
+    button.innerHTML = `<i class="swatch" style="background:${swatchOf(i)}"></i>${escaped(group.name)}`;
     button.onclick = () => {
       if (!hidden.delete(i)) hidden.add(i);
       button.setAttribute("aria-pressed", String(!hidden.has(i)));
@@ -86,5 +86,5 @@ function groupLegend(drawn) {
     entry.append(button);
     byId("algorithms").append(entry);
   });
-  for (const swatch of document.querySelectorAll("[data-group]")) swatch.style.background = `var(--${colourNames[swatch.dataset.group]})`;
+  for (const swatch of document.querySelectorAll("[data-group]")) swatch.style.background = swatchOf(Number(swatch.dataset.group));
 }
