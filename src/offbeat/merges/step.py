@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from offbeat.rounds import Rates, Round
+from offbeat.rounds import Rates, Round, shared
 from offbeat.rounds.rates import NAMES
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -56,8 +56,13 @@ class Step:
     def _install(self, round: Round) -> None:
         """Write the mean into `.grad`; None where nobody had a gradient.
 
-        Into the gradients that are there: they neither alias the buckets, nor cost new memory.
+        Into the gradients that are there: they neither alias the buckets, nor cost new memory. Or,
+        if nobody else needs the sum, it is divided where it lies, and `.grad` is a copy-on-write
+        clone of that. As a rule it is gone when the buffer is written again; if not, torch copies.
         """
+        divisor = None if round.divisor == 1.0 else round.divisor_tensor
+        # To clip is to write, and so to copy.
+        spare = round.spare and shared.POSSIBLE and self._clip_norm is None
         sums, grads = [], []
         for parameter, view, used in zip(
             self._parameters, round.sum.views, round.used, strict=True
@@ -65,15 +70,18 @@ class Step:
             if not used:
                 parameter.grad = None
                 continue
+            if spare and view.dtype == parameter.dtype and shared.fills_storage(view):
+                parameter.grad = None
+                parameter.grad = shared.shared(view if divisor is None else view.div_(divisor))
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             if view.numel():
                 sums.append(view)
                 grads.append(parameter.grad)
-        if round.divisor == 1.0:  # one micro-batch alone: to copy is quicker than to divide
+        if divisor is None:  # one micro-batch alone: to copy is quicker than to divide
             torch._foreach_copy_(grads, sums)
             return
-        divisor = round.divisor_tensor
         for view, grad in zip(sums, grads, strict=True):
             torch.div(view, divisor, out=grad)
 

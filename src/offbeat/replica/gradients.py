@@ -22,6 +22,8 @@ class Gradients:
         """Whether gradients are weighed by their samples."""
         self.brings = True
         """Whether the micro-batch at hand has gradients."""
+        self.puts = False
+        """Whether a pile may share memory with them, as long as both are the same."""
         self.declared_samples = 0.0
 
     @property
@@ -42,11 +44,12 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def gather(self, pile: Pile, numbers: Sequence[int], look: bool) -> None:
+    def gather(self, pile: Pile, numbers: Sequence[int], look: bool, gives: bool = False) -> None:
         """Add those of these parameters, all of one or more buckets, to a pile.
 
         Times samples: the pile is a sum. Without `look`, whoever takes the pile sees whether its
-        numbers are finite.
+        numbers are finite. With `gives`, what need not be copied to an empty pile goes there for
+        good, and `.grad` is None.
         """
         if not pile.micro_batches and self._alone and self.weighs and self.samples:
             pile.unit = self.samples
@@ -78,8 +81,15 @@ class Gradients:
                     grads = [grad.to(a.dtype) for a, grad in zip(sums, grads, strict=True)]
                 torch._foreach_add_(sums, grads, alpha=weight)
         else:
-            if into:
-                torch._foreach_copy_([views[number] for number in into], grads)
+            places, copied = [], []
+            for number, grad in zip(into, grads, strict=True):
+                if look or not (self.puts and pile.flats.put(number, grad)):
+                    places.append(views[number])
+                    copied.append(grad)
+                elif gives:
+                    self._parameters[number].grad = None
+            if copied:
+                torch._foreach_copy_(places, copied)
             if without:
                 torch._foreach_zero_([views[number] for number in without])
             if weight != 1.0:

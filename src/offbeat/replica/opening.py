@@ -107,8 +107,9 @@ class Opening(MicroBatch):
         With `momenta`, the optimizer's momentum goes with the models.
         With `early`, in lockstep, buckets may be reduced during backward: see `reduces_next`.
         """
+        sums = exchange is SumOverAll and engine is Engine
         if self._codec is not None:
-            if exchange is not SumOverAll or engine is not Engine:
+            if not sums:
                 raise ValueError(
                     f"codec={self._codec!r} goes with methods whose rounds sum over all workers, "
                     "such as SyncSGD, EagerSGD or DiLoCo; this one's do not: leave codec out"
@@ -143,6 +144,8 @@ class Opening(MicroBatch):
         self.overlap.on &= early
         self.engine.early = self.overlap if self.overlap.on else None
         self.engine.merge = self.shift or self.step_merge
+        # Elsewhere, and where results are handed on, buffers are written past torch: see shared.py.
+        self.gradients.puts = self.engine.spares = sums and not (moves or self.world.survives)
         if self.shift is not None and moves is not None:
             self.engine.write, self.engine.weight = self.shift.give, moves
             self.engine.land = self.shift.land

@@ -14,17 +14,15 @@ the gradients hold then, and from the next round on nothing is launched before t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from offbeat.rounds import Pile
+from offbeat.rounds import Pile, shared
 
 if TYPE_CHECKING:
     from offbeat.replica.opening import Opening
-
-_is_unwritten: Callable[[Tensor], bool] | None = getattr(torch._C, "_is_cow_tensor", None)
 
 # A backward pass takes about twice as long as the forward pass before it.
 _FORWARD_SHARE = 1 / 3
@@ -40,7 +38,7 @@ class Overlap:
         self._layout = replica.layout
         # A single bucket is complete when backward is: nothing to gain.
         several = len(self._layout.buckets) > 1
-        self.on = several and hasattr(torch, "_lazy_clone") and _is_unwritten is not None
+        self.on = several and shared.POSSIBLE
         self._ready = [0] * len(self._layout.buckets)
         self._taken: dict[int, Tensor] = {}
         self._taken_samples = 0.0
@@ -86,7 +84,7 @@ class Overlap:
             not self._from_gradients  # backward without a step, then leaving, or being away
             or self._replica.samples != self._taken_samples
             or any(
-                parameters[number].grad is not grad or not cast(Any, _is_unwritten)(grad)
+                parameters[number].grad is not grad or not shared.is_unwritten(grad)
                 for number, grad in self._taken.items()
             )
         )
@@ -151,7 +149,7 @@ class Overlap:
             replica.gradients.gather(pile, parameters, look=True)
             for taken in parameters:
                 grad = cast(Tensor, replica.parameters[taken].grad)
-                self._taken[taken] = replica.parameters[taken].grad = torch._lazy_clone(grad)
+                self._taken[taken] = replica.parameters[taken].grad = shared.shared(grad)
             share = _FORWARD_SHARE + (1 - _FORWARD_SHARE) * len(self._taken) / len(
                 replica.parameters
             )

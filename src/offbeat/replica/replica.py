@@ -253,7 +253,9 @@ class Replica(Opening):
             numbers: Sequence[int] = self.overlap.not_launched()
         else:
             numbers = self._everything
-        self.gradients.gather(pile, numbers, look=False)
+        # What overlaps may be restored from `.grad`.
+        gives = self.engine.early is None
+        self.gradients.gather(pile, numbers, look=False, gives=gives)
         self.overlap.counted()
         self._count(pile)
 

@@ -27,6 +27,7 @@ from offbeat.errors import EpochOver, ExpelledError, WorkerLostError
 from offbeat.rounds.header import Header, Share, Shares, read
 from offbeat.rounds.layout import Flats, Layout
 from offbeat.rounds.pile import Pile
+from offbeat.rounds.shared import own
 from offbeat.worlds.base import Channel, Work, World
 
 Write = Callable[[int, Flats, float, bool, tuple[int, ...] | None], Iterator[None]]
@@ -80,7 +81,7 @@ class Launches:
         self._under_way.append(work)
 
     def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
-        return self._channel.all_reduce(tensor, not_before=not_before)
+        return self._channel.all_reduce(own(tensor), not_before=not_before)
 
     def _launch_rest(self, pile: Pile) -> None:
         while len(self._under_way) < len(pile.tensors):

@@ -2,7 +2,8 @@
 
 Buckets are filled in the reverse order of the parameters, about the order in which a backward pass
 finishes them, and hold one kind of device and number each. Half-precision gradients are summed in
-float32: a sum over workers of gradients times samples does not fit into 8 bits of mantissa.
+float32: a sum over workers of gradients times samples does not fit into 8 bits of mantissa. A large
+parameter has a bucket of its own: then numbers need not be copied to get there (shared.py).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import GradientError
+from offbeat.rounds.shared import POSSIBLE, fills_storage, shared
 
 Kind = Literal["f", "d"]  # of numbers in memory: float32 or float64
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20  # a small one first, so that the network starts early
+LARGE_BYTES = 4 * 2**20  # a parameter that fills a bucket: one message more is nothing beside it
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ class Layout:
             parameter = self.parameters[number]
             kind = (parameter.device, _sum_dtype(self.names[number], parameter.dtype))
             numbers, numel = open_.get(kind, ([], 0))
+            if parameter.numel() * kind[1].itemsize >= LARGE_BYTES:
+                open_[kind] = [number], parameter.numel()
+                close(kind)
+                if numbers:
+                    open_[kind] = numbers, numel
+                continue
             open_[kind] = ([*numbers, number], numel + parameter.numel())
             limit = bucket_bytes if self.buckets else min(FIRST_BUCKET_BYTES, bucket_bytes)
             if open_[kind][1] * kind[1].itemsize >= limit:
@@ -153,6 +162,24 @@ class Flats:
             self.tensors[slot.bucket].as_strided(slot.shape, slot.strides, slot.offset)
             for slot in self._layout.slots
         ]
+
+    def put(self, number: int, values: Tensor) -> bool:
+        """Have a parameter's values here without copying them; False if it does not lie alone."""
+        slot = self._layout.slots[number]
+        before = self.tensors[slot.bucket]
+        numel = values.numel()
+        if not (
+            POSSIBLE
+            and before.numel() == numel == self._layout.buckets[slot.bucket].numel
+            and (values.dtype, values.device) == (before.dtype, before.device)
+            and (values.shape, values.stride()) == (slot.shape, slot.strides)
+            and fills_storage(values)
+        ):
+            return False
+        flat = shared(values.detach()).as_strided((numel,), (1,))
+        self.tensors[slot.bucket] = self.bodies[slot.bucket] = flat
+        self.views[number] = flat.as_strided(slot.shape, slot.strides)
+        return True
 
     @cached_property
     def margin(self) -> Numbers:

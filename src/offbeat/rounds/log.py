@@ -73,12 +73,15 @@ class Log:
         if pile is not None:
             self._piles.give_back(pile)
 
-    def next(self, merge: Merge | None = None, waited_s: float = 0.0) -> Round:
-        """Lend the oldest round, for this merge; `returned` follows."""
+    def next(self, merge: Merge | None = None, waited_s: float = 0.0, spare: bool = False) -> Round:
+        """Lend the oldest round, for this merge; `returned` follows.
+
+        `spare` says that nobody else will look at its sum.
+        """
         told, pile, facts = self._rounds.popleft()
         self._lent = pile
         lent = {} if pile is None else {"sum": pile.flats}
-        return told.but(**lent, **facts, merge=merge, waited_s=waited_s)
+        return told.but(**lent, **facts, merge=merge, waited_s=waited_s, spare=spare)
 
     def returned(self) -> None:
         """The round that was lent has been read."""

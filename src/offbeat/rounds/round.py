@@ -51,7 +51,7 @@ class Round:
     round: int
     sum: Flats
     """The sum of gradient times samples, in buffers that are lent to the reader until it asks for
-    the next round."""
+    the next round; or until it is applied, if it is `spare`."""
     samples_by_rank: tuple[float, ...]
     divisor: float
     """What makes the sum a mean."""
@@ -92,6 +92,9 @@ class Round:
     """The workers whose sum it is on this worker, if not that of all."""
     buckets: tuple[int, ...] | None = None
     """Which buckets of the sum it carries: see fragments.py; None: all."""
+
+    spare: bool = False
+    """Whether nobody but its merge needs the sum, which may then be overwritten."""
 
     merge: Merge | None = None
     """What a worker does with it."""

@@ -333,4 +333,4 @@ class Service(State):
             self._taking = False
             return None
         log.taken += 1
-        return log.next(self.merge, waited_s)
+        return log.next(self.merge, waited_s, self.spares and not self.followed)

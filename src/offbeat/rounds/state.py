@@ -61,7 +61,7 @@ class State:
         *("_began_among", "_following", "_header", "_in_epoch", "_latest", "_latest_group"),
         *("_latest_part", "_make", "_over", "_regrouping", "_running"),
         *("_gift", "_lacking", "_lacking_since", "_joining", "_lacks", "give_now", "_news"),
-        *("_givers", "_room", "striped"),
+        *("_givers", "_room", "spares", "striped"),
     )
 
     def __init__(
@@ -102,6 +102,8 @@ class State:
         """Applies rounds to something other than the parameters: see log.py."""
         self.may_fold: Callable[[Round], bool] = lambda each: each.bad is None
         """Whether a round can be folded: not one that makes the program raise."""
+        self.spares = False
+        """Whether a result's sum is no more needed once the program has applied it."""
         self.followed = False
         """Whether the program wants to hear of every round, and what it does then is its own."""
         self.merge: Merge | None = None
