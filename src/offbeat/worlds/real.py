@@ -127,8 +127,8 @@ class RealWorld(WithChannels):
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
         if self.survives and not self.joins:  # from here on
-            self.clients.mine().set("members", json.dumps(began_with))
-            pool.tell(lambda store: launched.say_survives(store, _opened))
+            self.control.call(lambda client: client.set("members", json.dumps(began_with)))
+            self.control.call(lambda _: pool.tell(launched.say_survives, _opened))
         agreed = self.control.add("within one host", 0) == len(began_with)
         self.small_bytes = _SMALL_BYTES_ON_ONE_HOST if agreed else _SMALL_BYTES
         if self._settings[0] is not None:
