@@ -16,6 +16,7 @@ import torch
 from test_rejoining_real import FROZEN, LIMIT_S, PACE, _freeze
 
 import offbeat
+from offbeat import launched
 from offbeat.alike import FirstModel
 from offbeat.errors import NobodyToJoinError
 from offbeat.launch import host_store
@@ -213,3 +214,25 @@ def test_what_it_had_in_hand_is_dealt_again_there_and_counts_once() -> None:
     zero, one, two = (each.result for each in ended)
     assert [zero[-1], one[-1], two[-1]] == [0.0, 1.0, 0.0]
     assert zero[:-1] == two[:-1] == [1.0] * 1200
+
+
+def _loses_it_while_it_attaches() -> dict[str, Any]:
+    say = launched.say_survives
+
+    def loses(store: Any, world: int = 1) -> None:
+        if store is not pool.root():  # the standby hears of it first
+            return say(store, world)
+        pool.cut(STORE)
+        return say(store, world)
+
+    launched.say_survives = loses
+    return _train(lambda dp, step: None, ends_s=1.0)
+
+
+def test_the_store_is_lost_while_a_worker_says_that_it_survives_and_all_train() -> None:
+    standby = host_store()
+    environment = {STANDBY: f"127.0.0.1:{standby.port}", "OFFBEAT_LOST_S": "2"}
+    ended = processes(_loses_it_while_it_attaches, 3, environment=environment, time_out_s=110)
+    told = [each.result for each in ended]
+    assert all(each["identical"] for each in told)
+    assert [each["place"] for each in told] == ["standby"] * 3

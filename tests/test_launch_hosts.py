@@ -1,9 +1,11 @@
-"""Two network namespaces as two hosts: an ordinary script trains across them."""
+"""Namespaces as hosts: a script trains across two of them, and one asks a bad name server."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +88,72 @@ def test_a_script_trains_across_two_hosts(hosts: tuple[str, str], tmp_path: Path
     (first,), (second,) = (one.lines() for one in launched)
     assert [first[:2], second[:2]] == [[0, 2], [1, 2]]
     assert first[2] == second[2]
+
+
+# --- a name server of which an answer is lost -----------------------------------------------
+
+FORGETFUL = """
+import socket, subprocess, sys, threading
+
+subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+
+
+def answer():  # whoever asks for the second time, and then that there is no such name
+    seen = set()
+    while True:
+        question, address = server.recvfrom(512)
+        if (question, address) in seen:
+            server.sendto(question[:2] + bytes([0x81, 0x83]) + question[4:], address)
+        seen.add((question, address))
+
+
+threading.Thread(target=answer, daemon=True).start()
+from offbeat.cli import app
+
+app(["launch", "--nproc-per-node", "1", "asks.py"])
+"""
+ASKS = """
+import json, os, threading, time
+
+given = os.environ.get("RES_OPTIONS")
+os.putenv("RES_OPTIONS", "timeout:1")  # for the answers that this process waits for itself
+from torch.distributed import TCPStore
+
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+client, longest = TCPStore(*address, is_master=False), 0.0
+other = threading.Thread(target=TCPStore, args=address, kwargs={"is_master": False})
+other.start()
+while other.is_alive():
+    began = time.monotonic()
+    client.check(["offbeat"])
+    longest = max(longest, time.monotonic() - began)
+    time.sleep(0.01)
+print(json.dumps([given, longest]))
+"""
+
+
+@pytest.mark.timeout(180)
+def test_the_store_does_not_fall_silent_for_a_lost_answer_of_a_name_server(tmp_path: Path) -> None:
+    """Not for `OFFBEAT_LOST_S`, after which it would be lost; and workers ask as they did."""
+    apart = "unshare", "--map-root-user", "--mount", "--net"
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    resolves = "nameserver 127.0.0.1\n"
+    files = {"forgetful.py": FORGETFUL, "asks.py": ASKS, "resolv.conf": resolves}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ended = subprocess.run(
+        [*apart, sys.executable, "forgetful.py"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "RES_OPTIONS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    given, longest = json.loads(ended.stdout)
+    assert given is None
+    assert 0.9 < longest < 3.0, ended.stderr  # it has asked, and has not waited for long

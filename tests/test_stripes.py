@@ -14,11 +14,13 @@ import torch
 from test_joining import JOINER, METHODS, Dealt, Two, cluster, drawn, joined, span
 
 import offbeat
+from offbeat.errors import EpochOver
 from offbeat.rounds import joining
 from offbeat.rounds.joining import Joining
 from offbeat.rounds.packed import pack, unpack
 from offbeat.rounds.stripes import MOST_GIVERS, chosen, copy_stripe, ends_of, size_of
 from offbeat.worlds.current import present_world
+from offbeat.worlds.virtual import VirtualWorld
 
 IN_LOCKSTEP = ["SyncSGD", "SyncSGD in pieces", "LBBSP", "DropCompute", "LocalSGD", "DiLoCo"]
 striped = pytest.mark.parametrize("name", IN_LOCKSTEP)
@@ -290,15 +292,18 @@ def test_a_worker_joins_while_all_compare_their_replicas(
 
 def test_a_copy_of_the_epoch_before_goes_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may be lost while another one copies: who joins begins anew then, and so do they."""
-    refused: list[int] = []
-    channel_of = Joining._channel_of
+    refused: list[str] = []
+    channel = VirtualWorld.channel
 
-    def noted(self: Joining, key: str, members: Any, epoch: int) -> Any:
-        if epoch != self._world.epoch:
-            refused.append(epoch)
-        return channel_of(self, key, members, epoch)
+    def noted(self: VirtualWorld, name: str, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return channel(self, name, *arguments, **settings)
+        except EpochOver:
+            if "/state/" in name:
+                refused.append(name)
+            raise
 
-    monkeypatch.setattr(Joining, "_channel_of", noted)
+    monkeypatch.setattr(VirtualWorld, "channel", noted)
     copied: list[tuple[int, float]] = []
     copy = joining.copy_stripe
 

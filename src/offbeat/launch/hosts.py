@@ -1,8 +1,9 @@
-"""Other hosts: the way to node 0, by which interface of this one it leads, and their silence."""
+"""Other hosts: their names, the way to node 0, by which interface it leads, and their silence."""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 import time
@@ -14,6 +15,16 @@ from offbeat.worlds.patience import lost_s
 
 Pause = Callable[[float], None]
 """Sleeps, and raises when the launcher is told to end meanwhile."""
+
+
+def ask_for_names_briefly() -> None:
+    """Have a name server's lost answer hold up this process for 1 s, not for 5.
+
+    c10d asks for the name of whoever connects to a store, on the only thread that serves it. All
+    clients wait meanwhile, and after `OFFBEAT_LOST_S` they would take the store for lost. Only C
+    sees this variable: it is not in `os.environ`, which is what workers are given.
+    """
+    os.putenv("RES_OPTIONS", f"timeout:1 {os.environ.get('RES_OPTIONS', '')}".rstrip())
 
 
 def connect(address: str, port: int, patience_s: float, pause: Pause) -> tuple[Store, str]:

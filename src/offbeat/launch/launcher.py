@@ -20,7 +20,7 @@ from contextlib import suppress
 from offbeat import launched
 from offbeat.launch.commands import Command
 from offbeat.launch.guard import Guard
-from offbeat.launch.hosts import connect, interface_of
+from offbeat.launch.hosts import ask_for_names_briefly, connect, interface_of
 from offbeat.launch.job import (
     LaunchError,
     Slot,
@@ -79,6 +79,7 @@ class _Launcher:
 
     def run(self) -> int:
         """From the store to the exit code."""
+        ask_for_names_briefly()
         try:
             self._store, interface, standby = self._meeting_place()
             plan = self._plan

@@ -96,14 +96,14 @@ class Pool:
         """The store in use, without any prefix: where the launcher looks for keys."""
         return _without_prefix(self._first_of(self.place))
 
-    def tell(self, call: Callable[[Store], None]) -> None:
+    def tell(self, say: Callable[..., None], *words: Any) -> None:
         """Have the same told to the roots of the standby, if there is one, and of the store."""
         if self.has_standby:
             try:
-                call(_without_prefix(self._first_of(STANDBY)))
+                say(_without_prefix(self._first_of(STANDBY)), *words)
             except RuntimeError:
                 self.drop_standby()
-        call(self.root())
+        say(self.root(), *words)
 
     def move(self, place: str) -> bool:
         """This place is lost: use the other one from now on. False if there is none."""

@@ -122,8 +122,8 @@ class RealWorld(WithChannels):
             self._liveness = (Mesh if self.survives else Liveness)(self, self.clients)
             self._liveness.watch()
         if self.survives and not self.joins:  # from here on
-            self.clients.mine().set("members", json.dumps(began_with))
-            pool.tell(lambda store: launched.say_survives(store, _opened))
+            self.control.call(lambda client: client.set("members", json.dumps(began_with)))
+            self.control.call(lambda _: pool.tell(launched.say_survives, _opened))
         # The first says it for all, since launchers differ, and who reduces in another way hangs.
         all_within = self.control.add("within one host", 0) >= len(self.members)
         mine = b"%d" % (_SMALL_BYTES_ON_ONE_HOST if all_within else _SMALL_BYTES)

@@ -132,7 +132,7 @@ class Control(base.Control):
             raise self._world.over()
 
     def set(self, key: str, value: bytes) -> None:
-        self._do(lambda client: client.set(f"key/{key}", value))
+        self.call(lambda client: client.set(f"key/{key}", value))
 
     def get(self, key: str) -> bytes:
         self._world.check()
@@ -157,11 +157,11 @@ class Control(base.Control):
         self.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._do(lambda client: client.add(f"key/{key}", amount)))
+        return int(self.call(lambda client: client.add(f"key/{key}", amount)))
 
     def set_once(self, key: str, value: bytes) -> bytes:
         told = value.decode()
-        return bytes(self._do(lambda client: client.compare_set(f"key/{key}", "", told)))
+        return bytes(self.call(lambda client: client.compare_set(f"key/{key}", "", told)))
 
     def stands(self, key: str) -> bytes:
         key = f"key/{key}"
@@ -171,7 +171,7 @@ class Control(base.Control):
         return b""
 
     def delete(self, key: str) -> None:
-        self._do(lambda client: client.delete_key(f"key/{key}"))
+        self.call(lambda client: client.delete_key(f"key/{key}"))
 
     def kept(self) -> Control:
         return _Kept(self._world, self._clients, self._epoch) if pool.has_standby else self
@@ -185,7 +185,7 @@ class Control(base.Control):
                 if epoch < before and client.compare_set(key, "", _WAKE.decode()) == _WAKE:
                     client.set(key, _WAKE)  # c10d's other server wakes nobody by compare_set
 
-    def _do(self, call: Callable[[Store], T]) -> T:
+    def call(self, call: Callable[[Store], T]) -> T:
         """Have this thread's client make a call that does not wait for others."""
         while True:
             self._check(self._epoch)
@@ -208,13 +208,13 @@ class _Kept(Control):
             if client is not None:
                 stands = bytes(client.compare_set(f"key/{key}", "", value.decode()))
         told = stands.decode()
-        return bytes(super()._do(lambda client: client.compare_set(f"key/{key}", "", told)))
+        return bytes(super().call(lambda client: client.compare_set(f"key/{key}", "", told)))
 
-    def _do(self, call: Callable[[Store], T]) -> T:
+    def call(self, call: Callable[[Store], T]) -> T:
         with self._standby() as client:
             if client is not None:
                 call(client)
-        return super()._do(call)
+        return super().call(call)
 
     @contextmanager
     def _standby(self) -> Iterator[Store | None]:
