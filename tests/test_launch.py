@@ -376,6 +376,11 @@ def test_the_children_of_a_worker_that_is_killed_end_with_it(
 # --- several nodes -------------------------------------------------------------------------
 
 
+IPV6 = pytest.param(
+    "::1", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+)
+
+
 def _port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -395,8 +400,11 @@ def _nodes(folder: Path, file: Path, *flags: object, workers: tuple[int, ...]) -
 
 
 @real
-def test_nodes_share_out_ranks_whatever_each_one_brings(script: Script, tmp_path: Path) -> None:
-    launched = _nodes(tmp_path, script(SHOW), workers=(1, 3))
+@pytest.mark.parametrize("address", ["127.0.0.1", IPV6])
+def test_nodes_share_out_ranks_whatever_each_one_brings(
+    script: Script, tmp_path: Path, address: str
+) -> None:
+    launched = _nodes(tmp_path, script(SHOW), "--master-addr", address, workers=(1, 3))
     assert [one.wait() for one in launched] == [0, 0], [one.err for one in launched]
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
     found = [[line[name] for name in names] for one in launched for line in one.lines()]

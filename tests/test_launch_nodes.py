@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from launching import until
 
 from offbeat import launched
-from offbeat.launch.job import Store, host_store, reach_store
+from offbeat.launch.job import LaunchError, Store, host_store, reach_store
 from offbeat.launch.nodes import WELL, Nodes
 
 
@@ -98,3 +99,45 @@ def test_what_was_said_is_seen_by_whoever_looks_then() -> None:
         launched.say_moved(store)
         assert client.check([launched.MOVED_KEY])
         client.delete_key(launched.MOVED_KEY)
+
+
+def _hears(store: Store, address: str) -> bool:
+    try:
+        reach_store(address, store.port).set("heard", b"1")
+    except LaunchError:
+        return False
+    return store.check(["heard"])
+
+
+def _is_open(store: Store, address: str) -> bool:
+    try:
+        socket.create_connection((address, store.port)).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3"])
+def test_a_store_for_an_ipv4_address_hears_ipv4_alone(address: str) -> None:
+    """Else clients are ::ffff:127.0.0.1 to it, and it asks a name server for that."""
+    store = host_store(address=address)
+    assert _hears(store, "127.0.0.1")
+    assert not _is_open(store, "::1")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
+@pytest.mark.parametrize("address", ["::1", "localhost"])
+def test_a_store_for_another_address_hears_ipv6_and_ipv4(address: str) -> None:
+    store = host_store(address=address)
+    assert _hears(store, "::1")
+    store.delete_key("heard")
+    assert _hears(store, "127.0.0.1")
+
+
+def test_a_stores_port_is_free_again_when_the_store_has_gone() -> None:
+    store = host_store()
+    port = store.port
+    with pytest.raises(LaunchError, match=f"port {port} of this host is taken"):
+        host_store(port)
+    del store
+    assert _hears(host_store(port), "127.0.0.1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -82,16 +83,22 @@ def join_variables(slot: Slot, attempt: int) -> dict[str, str]:
     return {launched.WORKER: str(slot.worker(attempt)), launched.JOIN: "1"}
 
 
-def host_store(port: int = 0) -> Store:
-    """Serve the job's store in this process, so that any worker may die."""
-    _refuse_taken(port)
+def host_store(port: int = 0, address: str = "127.0.0.1") -> Store:
+    """Serve the job's store in this process, so that any worker may die.
+
+    At a socket of our own: torch's hears IPv6, and IPv4 by addresses such as ::ffff:127.0.0.1. The
+    thread that serves all clients asks for the name of each that connects. Those are in no hosts
+    file, so it waits for a name server: for 5 seconds if an answer is lost.
+    """
+    listening = _listen(address, port)
     try:
         return TCPStore(
             "127.0.0.1",
-            port,
+            listening.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=60),
+            master_listen_fd=listening.detach(),
         )
     except RuntimeError as error:
         raise LaunchError(f"no port of this host could be opened: {error}") from None
@@ -105,12 +112,12 @@ def reach_store(address: str, port: int) -> Store:
         raise LaunchError(f"what answers at {address}:{port} is no store: {error}") from None
 
 
-def _refuse_taken(port: int) -> None:
-    """Say in a sentence what the store would say in a page of warnings."""
-    if port == 0:
-        return
+def _listen(address: str, port: int) -> socket.socket:
+    """Open a port to all who come by this address of this host: to IPv4 alone, if it is one."""
+    both = not _is_ipv4(address) and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        socket.create_server(("", port)).close()
+        return socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise LaunchError(
@@ -118,3 +125,10 @@ def _refuse_taken(port: int) -> None:
                 "nodes; on a single node leave it away, and a free one is found"
             ) from None
         raise LaunchError(f"port {port} cannot be opened: {error.strerror}") from None
+
+
+def _is_ipv4(address: str) -> bool:
+    with suppress(OSError):
+        socket.inet_pton(socket.AF_INET, address)
+        return True
+    return False

@@ -111,10 +111,11 @@ class _Launcher:
         """The store, the interface towards it, and its standby with its address, on node 1."""
         plan = self._plan
         if plan.node == 0:
-            store = host_store(plan.port)
+            store = host_store(plan.port, plan.address)
             return store, _interface_towards(plan.address) if plan.nodes > 1 else None, None
         store, mine = connect(plan.address, plan.port, plan.join_s, self._bell.pause)
-        return store, interface_of(mine), (mine, host_store()) if plan.node == 1 else None
+        standby = (mine, host_store(address=mine)) if plan.node == 1 else None
+        return store, interface_of(mine), standby
 
     def _common_variables(self, interface: str | None) -> dict[str, str]:
         found = {}

@@ -1,6 +1,6 @@
 """Clients of the job's store and of its standby, used again from one world to the next.
 
-A new one is a new connection, and the store looks up the name of whoever connects: where no name
+A new one is a new connection, and torch looks up the name of its other end: where no name
 server answers, that takes 5 seconds.
 
 Under `offbeat launch` on several nodes, the store lives in the launcher of node 0, and its
