@@ -21,6 +21,7 @@ from offbeat.clusters import Cluster
 from offbeat.clusters.events import Crash
 from offbeat.errors import EpochOver, WorkerLostError
 from offbeat.rounds.members import Members
+from offbeat.rounds.pile import Pile
 from offbeat.worlds import clock
 
 WORKERS = len(STEPS)
@@ -272,3 +273,49 @@ def test_those_who_pause_go_on_if_the_one_they_wait_for_is_lost(
     lost = "[[event]]\nkind = 'crash'\nworker = 3\nat_s = 4.5\n"
     results = offbeat.run(train, Cluster.parse(even + lost)).results
     assert results == [(True, 8.0, 8.0, 0.0)] * 3 + [None]
+
+
+# --- what travels --------------------------------------------------------------------------
+
+
+def _copies(cluster: Cluster) -> list[tuple[list[Pile], list[Pile]]]:
+    """By worker: its buffers for what travels, in the first epoch and in the last."""
+
+    def train() -> tuple[list[Pile], list[Pile]]:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with offbeat.attach(model, optimizer, survive=True, algorithm=offbeat.SyncSGD()) as dp:
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(2, 3)).square().mean().backward()
+                optimizer.step()
+                launches = dp._replica.engine._exchange.launches
+                assert launches is not None
+                if step == 0:
+                    first = list(launches._idle)
+            return first, list(launches._idle)
+
+    return [each for each in offbeat.run(train, cluster).results if each is not None]
+
+
+def _losing(at_s: float, speed: float) -> Cluster:
+    """Worker 2 of this speed is lost."""
+    crash = Crash(kind="crash", worker=2, at_s=at_s)
+    cluster = Cluster.parse(
+        f"workers = 3\nspeed = [1.0, 1.0, {speed}]\n[compute]\nstep_s = 1.0\n"
+        "[network]\nlatency_s = 0.0001"
+    )
+    return cluster.model_copy(update={"events": (crash,)})
+
+
+def test_the_buffer_of_what_travels_serves_after_a_loss_too() -> None:
+    for first, last in _copies(_losing(2.5, speed=1.0)):  # while all compute
+        assert len(first) == 1
+        assert last == first
+
+
+def test_the_buffer_of_a_round_that_was_broken_off_does_not() -> None:
+    """What was under way may still write to it."""
+    for first, last in _copies(_losing(3.0, speed=0.6)):  # while the others wait
+        assert len(first) == len(last) == 1
+        assert last != first

@@ -53,13 +53,16 @@ class Launches:
     """The buckets of the next round that are under way: the first ones, before its header.
 
     What travels is overwritten by the sum. Where a loss is survived, it is a copy: the round may
-    have to be made again, with the same contributions.
+    have to be made again, with the same contributions. Its buffer serves round after round, in the
+    next epoch, too, since the first write to new memory takes longer than a copy. Not one of a
+    round that was broken off: what was under way may still write to it.
     """
 
     def __init__(self, channel: Channel, copies: Callable[[], Pile] | None = None) -> None:
         self._channel = channel
         self._copies = copies
-        self._copy: Pile | None = None
+        self._copy: Pile | None = None  # of the round that is under way
+        self._idle: list[Pile] = []
         self._under_way: list[Work] = []
 
     def __len__(self) -> int:
@@ -71,7 +74,7 @@ class Launches:
         tensor = pile.tensors[number]
         if self._copies is not None:
             if self._copy is None:
-                self._copy = self._copies()
+                self._copy = self._idle.pop() if self._idle else self._copies()
             self._copy.buckets = pile.buckets
             tensor = self._copy.tensors[number].copy_(tensor)
         try:
@@ -106,6 +109,18 @@ class Launches:
             work.wait()
         if self._copy is not None:
             pile.flats, self._copy.flats = self._copy.flats, pile.flats
+            self._idle.append(self._copy)
+            self._copy = None
+
+    def go_on_after(self, before: Launches) -> None:
+        """These are of the next epoch: use the buffer that the last one's do not need."""
+        self._idle = before._idle  # the very list: who launches in the old epoch takes it away
+
+    def prepare(self) -> None:
+        """Have a buffer whose memory is in use already."""
+        if self._copies is not None and not self._idle:
+            self._idle.append(self._copies())
+            self._idle[0].flats.touch()
 
     def missed(self) -> None:
         """The round has ended for others, with what this worker gave; they hand on its sum."""

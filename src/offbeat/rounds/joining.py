@@ -81,12 +81,20 @@ class Joining(Presence):
 
     def begin_to_join(self) -> None:
         """Be away, and give nothing to any round, until the state is here."""
+        self._touch_memory()
         with self._state:
             # Nothing is to be folded onto what is not there.
             self._joining = self._lacks = self._taking = True
             self._presence, self._told_away, self._stays = AWAY, True, True
             self._away_since = self._world.now()
             self._state.notify_all()
+
+    def _touch_memory(self) -> None:
+        """Have in use what the first round needs: all who wait for this worker there wait less."""
+        if self._exchange.launches is not None:
+            self._exchange.launches.prepare()
+            if not self.piles.written_late:
+                self.piles.growing.flats.touch()
 
     def await_state(self) -> tuple[Tensor, Tensor]:
         """Block until others have given their state; what they have packed, and what is apart."""

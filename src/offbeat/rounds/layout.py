@@ -151,6 +151,11 @@ class Flats:
             for bucket, extra in zip(buckets, extras, strict=True)
         ]
 
+    def touch(self) -> None:
+        """Write to all of its memory, which is new: the first to do so waits for the system."""
+        for tensor in self.tensors:
+            tensor.zero_()
+
     @cached_property
     def bodies(self) -> list[Tensor]:
         pairs = zip(self.tensors, self._layout.buckets, strict=True)

@@ -169,6 +169,8 @@ class Members(HandingOn):
         if self._ended:
             return
         exchange = self._make(channel)
+        if exchange.launches is not None and self._exchange.launches is not None:
+            exchange.launches.go_on_after(self._exchange.launches)
         exchange.without([rank for rank, new in zip(members, joining, strict=True) if new])
         place = f"{self._place}/{epoch}"
         with self._state:

@@ -22,6 +22,7 @@ class FromOneToAll:
     """Broadcasts of one layout's buckets."""
 
     repeats = True
+    launches = None  # it is known before what becomes of a gradient: all of it goes, or nothing
 
     def __init__(self, world: World, channel: Channel, layout: Layout, header: Header) -> None:
         self._channel = channel
