@@ -543,6 +543,17 @@ def test_bad_input_is_refused(arguments: dict[str, Any], kind: type[Exception], 
         offbeat.Deal(**{"dataset": range(10), **arguments})
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_loader_that_would_make_batches_of_batches_is_refused(processes: int) -> None:
+    """Given as `sampler=` it would be silent: batches of batches, and an epoch of fewer steps."""
+    dataset = data(10)
+    loader: Any = DataLoader(
+        dataset, batch_size=4, sampler=offbeat.Deal(dataset, 2), num_workers=processes
+    )
+    with pytest.raises(TypeError, match=r"batch_sampler=deal\), without batch_size and sampler"):
+        next(iter(loader))
+
+
 def test_a_batch_larger_than_the_data_is_one_short_batch() -> None:
     assert [sorted(batch) for batch in offbeat.Deal(range(3), 7)] == [[0, 1, 2]]
 

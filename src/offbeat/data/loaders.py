@@ -11,7 +11,7 @@ import sys
 from typing import Any
 from weakref import ref
 
-from torch.utils.data import dataloader
+from torch.utils.data import BatchSampler, dataloader
 
 
 class Loading:
@@ -26,7 +26,13 @@ class Loading:
     @classmethod
     def of_caller(cls) -> Loading:
         """Of the function that has called the one which calls this."""
-        return cls(sys._getframe(2).f_locals.get("self"))
+        caller = sys._getframe(2).f_locals.get("self")
+        if type(caller) is BatchSampler:  # frameworks derive from it what only wraps one
+            raise TypeError(
+                "a Deal deals whole batches, of which this DataLoader would make batches again: "
+                "DataLoader(dataset, batch_sampler=deal), without batch_size and sampler"
+            )
+        return cls(caller)
 
     def ahead(self) -> int:
         """Batches that wait in the loader, behind the one that it is about to give to the loop."""
