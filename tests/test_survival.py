@@ -48,7 +48,7 @@ def lived_through(lives: Lives, *crashes: tuple[int, float], latency_s: float | 
     return lives.check(fates, all_told=True)
 
 
-def moments(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def moments(lives: Lives | OneRound, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When anything happens in a run once all are attached, and between two such moments."""
     seen: set[float] = set()
     pop = clock.heappop
@@ -273,6 +273,53 @@ def test_those_who_pause_go_on_if_the_one_they_wait_for_is_lost(
     lost = "[[event]]\nkind = 'crash'\nworker = 3\nat_s = 4.5\n"
     results = offbeat.run(train, Cluster.parse(even + lost)).results
     assert results == [(True, 8.0, 8.0, 0.0)] * 3 + [None]
+
+
+class OneRound:
+    """Each worker's program: a move of its own, one round, and where that leads."""
+
+    def __init__(self, algorithm: offbeat.Algorithm, codec: offbeat.codecs.Codec | None) -> None:
+        self._settings = {"algorithm": algorithm, "codec": codec, "survive": True}
+        self.attached_s = 0.0
+
+    def __call__(self) -> float:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with offbeat.attach(model, optimizer, **self._settings) as dp:
+            self.attached_s = max(self.attached_s, dp.seconds)
+            (-(1.0 + dp.rank) * model.weight).sum().backward()
+            optimizer.step()
+        return float(model.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [
+        (offbeat.SyncSGD(), None),
+        (offbeat.SyncSGD(), offbeat.Half()),
+        (offbeat.SyncSGD(), offbeat.Int8()),
+        (offbeat.EagerSGD("all"), None),
+        (offbeat.LocalSGD(1), None),
+        (offbeat.DiLoCo(1, lr=1.0, momentum=0.0), None),
+        (offbeat.DiLoCo(1, lr=1.0, momentum=0.0, average="directions"), None),
+    ],
+    ids=str,
+)
+def test_what_a_lost_worker_gave_is_in_the_round_or_is_not(
+    algorithm: offbeat.Algorithm,
+    codec: offbeat.codecs.Codec | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round that is made again is of what the others gave, not of a sum that was there."""
+    program, found = OneRound(algorithm, codec), []
+    for moment in moments(program, monkeypatch):
+        fates = offbeat.run(program, cluster((3, moment - 9e-5))).results
+        found += [fate for fate in fates if fate is not None]
+    with_it, without = 2.5, 2.0  # the mean of 1, 2, 3 and 4, and that of the first three
+    assert all(min(abs(each - with_it), abs(each - without)) < 0.05 for each in found)
+    assert min(found) < 2.1
+    assert max(found) > 2.4
 
 
 # --- what travels --------------------------------------------------------------------------

@@ -54,9 +54,8 @@ class Directions(Launches):
         self._launch_rest(pile)
         lengths = cast(Tensor, self._lengths)
         self._lengths = None
-        told = self._channel.all_reduce(lengths)
+        self._channel.all_reduce(lengths).wait()  # first: while this may fail, the pile is as it was
         super().end(pile)
-        told.wait()
         for bucket in pile.order:
             for each in _moved(pile, bucket):
                 directions = pile.flats.views[each]
