@@ -82,8 +82,8 @@ def _freezes(draws: Random) -> Faults:
 
 
 KINDS: dict[Callable[[Random], Faults], int] = {
-    _few_steps: 14,
-    _many_steps: 4,
+    _few_steps: 88,
+    _many_steps: 10,
     _joins: 1,
     _freezes: 1,
 }
