@@ -113,7 +113,8 @@ def answer():  # whoever asks for the second time, and then that there is no suc
 threading.Thread(target=answer, daemon=True).start()
 from offbeat.cli import app
 
-app(["launch", "--nproc-per-node", "1", "asks.py"])
+# By a name, so that the store hears IPv6, too: else it knows 127.0.0.1 from the hosts file.
+app(["launch", "--nproc-per-node", "1", "--master-addr", "localhost", "asks.py"])
 """
 ASKS = """
 import json, os, threading, time
@@ -122,7 +123,7 @@ given = os.environ.get("RES_OPTIONS")
 os.putenv("RES_OPTIONS", "timeout:1")  # for the answers that this process waits for itself
 from torch.distributed import TCPStore
 
-address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+address = "127.0.0.1", int(os.environ["MASTER_PORT"])
 client, longest = TCPStore(*address, is_master=False), 0.0
 other = threading.Thread(target=TCPStore, args=address, kwargs={"is_master": False})
 other.start()
