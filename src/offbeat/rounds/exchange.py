@@ -74,7 +74,7 @@ class Launches:
         tensor = pile.tensors[number]
         if self._copies is not None:
             if self._copy is None:
-                self._copy = self._idle.pop() if self._idle else self._copies()
+                self._copy = self._idle_one() or self._copies()
             self._copy.buckets = pile.buckets
             tensor = self._copy.tensors[number].copy_(tensor)
         try:
@@ -82,6 +82,13 @@ class Launches:
         except (EpochOver, ExpelledError) as over:  # perhaps in a backward pass: who waits raises
             work = _Broken(over)
         self._under_way.append(work)
+
+    def _idle_one(self) -> Pile | None:
+        """A buffer of before; in one go, since two threads may ask, each in its own epoch."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _begin(self, pile: Pile, tensor: Tensor, not_before: float | None) -> Work:
         return self._channel.all_reduce(own(tensor), not_before=not_before)
