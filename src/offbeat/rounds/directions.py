@@ -54,7 +54,7 @@ class Directions(Launches):
         self._launch_rest(pile)
         lengths = cast(Tensor, self._lengths)
         self._lengths = None
-        self._channel.all_reduce(lengths).wait()  # first: while this may fail, the pile is as it was
+        self._channel.all_reduce(lengths).wait()  # first: if it fails, the pile is as it was
         super().end(pile)
         for bucket in pile.order:
             for each in _moved(pile, bucket):
