@@ -14,8 +14,10 @@ with everything that they have computed applied or dropped on purpose.
     kill while attaching    one of the workers 1 to 3, from the moment at which it calls the others;
                             the stall is how long attach() took the slowest of the others
 
-A row's `quiet_s` is the same difference in the steps before the loss, without the first three, in
-the median of the trials: at the end of a round, who moves models has a longer step anyway.
+A row's `quiet_s` is the same without a loss, in the median of the trials: the difference in the
+steps before it, but for the first three, since at the end of a round who moves models has a longer
+step anyway; for attaching and closing, what they take in a trial of its own, in which nobody is
+killed. `beyond_quiet_s` is what a trial's stall has above that: what the loss alone has cost.
 
 There are also those of survive_joins.py, after which a worker is started again, and joins, and of
 survive_freezes.py, after which one joins again by itself.
@@ -39,7 +41,7 @@ from common import options, write
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat.testing import processes
+from offbeat.testing import Ended, processes
 from offbeat.worlds import mesh
 
 WORKERS = 4
@@ -62,6 +64,8 @@ FAULTS += (
     *survive_joins.FAULTS,
     *survive_freezes.FAULTS,
 )
+ENDS = ("kill while closing", "kill while attaching")
+"""Of these the stall is no step's, but the whole of what is interrupted."""
 ATTACHING_S = 0.15
 SAVING_S = 0.02
 
@@ -153,7 +157,8 @@ def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
         "kill two": tuple(random.sample(range(WORKERS), 2)),
     }.get(fault, (random.randrange(1, WORKERS),))
     moment_s = random.uniform(0.3, SECONDS - 0.5)
-    ended = processes(train, WORKERS, name, fault, victims, moment_s, check=False, time_out_s=40)
+    quiet = started(name, fault, (), moment_s) if fault in ENDS else []
+    ended = started(name, fault, victims, moment_s)
     fired = all(ended[rank].exit_code == -signal.SIGKILL for rank in victims)
     others = [each for each in ended if each.rank not in victims]
     told = [each.result for each in others if each.result is not None]
@@ -161,22 +166,29 @@ def trial(name: str, fault: str, random: Random) -> dict[str, Any]:
         if each.error is not None:
             print(f"    worker {each.rank}: {each.error!r}", flush=True)
     whole = len(told) == len(others) and all(each["kept"] for each in told)
+    usual = [each.result["stall_s"] for each in quiet if each.result is not None]
     return {
         "fired": fired,
         "survived": whole,
         "identical": whole and all(each["identical"] for each in told),
         "stall_s": max((each["stall_s"] for each in told), default=None),
-        "quiet_s": max((each["quiet_s"] for each in told), default=None),
+        "quiet_s": max(usual or [each["quiet_s"] for each in told], default=None),
         "step_s": statistics.median([each["step_s"] for each in told]) if told else None,
         "lost_samples": told[0]["lost_samples"] if told else None,
     }
+
+
+def started(name: str, fault: str, victims: tuple[int, ...], moment_s: float) -> list[Ended]:
+    return processes(train, WORKERS, name, fault, victims, moment_s, check=False, time_out_s=40)
 
 
 def row(name: str, fault: str, trials: int) -> dict[str, Any]:
     random = Random(f"{name} {fault}")
     all_of = [trial(name, fault, random) for _ in range(trials)]
     fired = [each for each in all_of if each["fired"]]
-    stalls = [each["stall_s"] for each in fired if each["stall_s"] is not None]
+    told = [each for each in fired if each["stall_s"] is not None]
+    stalls = [each["stall_s"] for each in told]
+    beyond = [max(0.0, each["stall_s"] - (each.get("quiet_s") or 0.0)) for each in told]
     again = survive_freezes.again(fired) if fault in survive_freezes.FAULTS else {}
     return {
         "fault": fault,
@@ -188,6 +200,10 @@ def row(name: str, fault: str, trials: int) -> dict[str, Any]:
         "stall_s": {
             "median": statistics.median(stalls) if stalls else None,
             "max": max(stalls, default=None),
+        },
+        "beyond_quiet_s": {
+            "median": statistics.median(beyond) if beyond else None,
+            "max": max(beyond, default=None),
         },
         "quiet_s": statistics.median([each.get("quiet_s") or 0.0 for each in fired] or [0.0]),
         "step_s": statistics.median([each["step_s"] for each in fired if each["step_s"]] or [0.0]),
@@ -212,7 +228,8 @@ def main() -> None:
         if stall["median"] is not None:
             print(
                 f"{fault:22} {name:24} survived {told['survived']} of {told['trials']}, stall "
-                f"median {stall['median']:.3f} s, most {stall['max']:.3f} s",
+                f"median {stall['median']:.3f} s, most {stall['max']:.3f} s; beyond a quiet time "
+                f"{told['beyond_quiet_s']['median']:.3f} s",
                 flush=True,
             )
         write(arguments.json, {"workers": WORKERS, "rows": rows})
