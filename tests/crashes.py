@@ -212,6 +212,7 @@ def _attached_s(name: str, workers: int, latency_s: float) -> float:
     return lives.attached_s
 
 
+@cache
 def names(workers: int) -> list[str]:
     """The methods that survive."""
     return [name for name, each in ALGORITHMS.items() if each.make(workers).survives]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import ClassVar, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 from torch.optim import Optimizer
@@ -30,6 +31,13 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether this is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@cache
+def _choices(settings: type) -> Mapping[str, tuple[object, ...]]:
+    """The settings of a class that are declared as a Literal, and the values that each may have."""
+    kinds = get_type_hints(settings)
+    return {name: get_args(kind) for name, kind in kinds.items() if get_origin(kind) is Literal}
 
 
 def check_grace(grace_s: float, quorum: str | int | float) -> None:
@@ -97,9 +105,8 @@ class Algorithm(ABC):
 
     def check_choices(self) -> None:
         """Raise ValueError if a setting that is declared as a Literal has another value."""
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal:
-                check_choice(name, getattr(self, name), get_args(kind))
+        for name, known in _choices(type(self)).items():
+            check_choice(name, getattr(self, name), known)
 
     def check_counts(self, *names: str) -> None:
         """Raise ValueError if one of these settings is no whole number above 0."""
