@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from nets import close, loss, net, parameters, plain, same, sgd, train
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.algorithms.abs import Phase
+
 from offbeat.clusters import Cluster
 from offbeat.lab.contestants import algorithms, parse
 from offbeat.records import Line, read
-from offbeat.rounds import Measured
 from offbeat.testing import processes
 
 ABS = offbeat.ABSSGD
+PAPER = partial(ABS, in_flight="finish", patience=0.0)
+UNDELAYED = partial(ABS, in_flight="finish", patience=math.inf)
 TWO_SPEEDS = Cluster.parse(
     """
     workers = 4
@@ -34,18 +36,10 @@ TWO_SPEEDS = Cluster.parse(
     latency_s = 1e-3
     """
 )
-TRIGGERS: dict[str, dict[str, Any]] = {
-    "ready": {},
-    "back to back": {"trigger": "back_to_back"},
-    "at least": {"min_batch": 9},
-}
-every_trigger = pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(settings, id=name, marks=() if name != "back to back" else pytest.mark.slow)
-        for name, settings in TRIGGERS.items()
-    ],
-)
+SIZES: dict[str, dict[str, Any]] = {"ready": {}, "at least": {"min_batch": 9}}
+KINDS = {"bank": ABS, "never waits": partial(ABS, patience=0.0), "paper": PAPER, "0": UNDELAYED}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+every_size = pytest.mark.parametrize("settings", SIZES.values(), ids=SIZES)
 
 
 @dataclass
@@ -103,13 +97,13 @@ def test_a_gradient_is_applied_exactly_one_round_late(
     workers: int, lr: float, expected: list[float]
 ) -> None:
     cluster = Cluster.uniform(workers, step_s=1.0)
-    for seen in offbeat.run(lambda: quadratic(ABS(), 24, lr), cluster).results:
+    for seen in offbeat.run(lambda: quadratic(PAPER(), 24, lr), cluster).results:
         # The first round leaves w as it is in the paper's count: w_1 = w_0.
         assert [1.0, *seen.values][: len(expected)] == expected
 
 
 def test_different_speeds_change_the_batches_and_not_the_trajectory() -> None:
-    run = offbeat.run(lambda: quadratic(ABS(), 24), TWO_SPEEDS)
+    run = offbeat.run(lambda: quadratic(PAPER(), 24), TWO_SPEEDS)
     slow = run.results[2]
     assert [1.0, *slow.values][:9] == [
         1,
@@ -126,32 +120,32 @@ def test_different_speeds_change_the_batches_and_not_the_trajectory() -> None:
 
 @pytest.mark.parametrize(("lr", "stable"), [(0.9, True), (1.1, False)])
 def test_the_delay_halves_the_largest_stable_learning_rate(lr: float, stable: bool) -> None:
-    [seen] = offbeat.run(lambda: quadratic(ABS(), 120, lr), Cluster.uniform(1)).results
+    [seen] = offbeat.run(lambda: quadratic(PAPER(), 120, lr), Cluster.uniform(1)).results
     assert (abs(seen.values[-1]) < 0.05) == stable
     [sync] = offbeat.run(lambda: quadratic(offbeat.SyncSGD(), 120, lr), Cluster.uniform(1)).results
     assert abs(sync.values[-1]) < 0.05
 
 
-@every_trigger
+@every_size
 def test_every_gradient_is_one_round_old_after_the_first_round(settings: dict[str, Any]) -> None:
-    for seen in offbeat.run(lambda: quadratic(ABS(**settings)), TWO_SPEEDS).results:
+    for seen in offbeat.run(lambda: quadratic(PAPER(**settings)), TWO_SPEEDS).results:
         rounds = seen.stats.rounds
         assert rounds > 5
         assert seen.stats.staleness == {0: 1, 1: rounds - 1}
 
 
-@every_trigger
+@every_size
 def test_without_delay_nothing_is_stale(settings: dict[str, Any]) -> None:
-    for seen in offbeat.run(lambda: quadratic(ABS(delay=0, **settings)), TWO_SPEEDS).results:
+    for seen in offbeat.run(lambda: quadratic(UNDELAYED(**settings)), TWO_SPEEDS).results:
         assert seen.stats.staleness == {0: seen.stats.rounds}
 
 
-@every_trigger
-@pytest.mark.parametrize("delay", [0, 1])
+@every_size
+@every_kind
 def test_nothing_is_lost_at_any_moment_and_equal_rounds_have_equal_replicas(
-    settings: dict[str, Any], delay: Any
+    settings: dict[str, Any], kind: Any
 ) -> None:
-    results = offbeat.run(lambda: quadratic(ABS(delay=delay, **settings)), TWO_SPEEDS).results
+    results = offbeat.run(lambda: quadratic(kind(**settings)), TWO_SPEEDS).results
     for seen in results:
         assert seen.conserved
         assert seen.stats.pending_samples == 0
@@ -175,7 +169,7 @@ def test_alone_it_is_sgd_with_a_delay_of_one() -> None:
         expected.append(parameters(model))
         late = mine
     [(trajectory, _)] = offbeat.run(
-        lambda: train(6, ABS(max_micro_batches=1)), Cluster.uniform(1)
+        lambda: train(6, PAPER(max_micro_batches=1)), Cluster.uniform(1)
     ).results
     for mine, theirs in zip(trajectory, expected, strict=False):
         assert same(mine, theirs)
@@ -191,7 +185,7 @@ def test_unequal_counts_give_the_gradient_over_the_union() -> None:
         model = net()
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
         start = parameters(model)
-        with offbeat.attach(model, opt, ABS(delay=0, min_batch=sum(counts))):
+        with offbeat.attach(model, opt, UNDELAYED(min_batch=sum(counts))):
             for step in range(counts[offbeat.rank()]):
                 opt.zero_grad()
                 loss(model, offbeat.rank(), step).backward()
@@ -211,7 +205,7 @@ def test_unequal_counts_give_the_gradient_over_the_union() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_one_micro_batch_each_without_delay_is_synchronous_sgd(workers: int) -> None:
-    algorithm = ABS(delay=0, max_micro_batches=1)
+    algorithm = UNDELAYED(max_micro_batches=1)
     run = offbeat.run(lambda: train(6, algorithm), Cluster.uniform(workers))
     for trajectory, _ in run.results:
         for mine, expected in zip(trajectory, plain(workers, 6), strict=True):
@@ -223,7 +217,7 @@ def test_so_many_micro_batches_each_without_delay_is_accumulation() -> None:
     def trained(algorithm: offbeat.Algorithm) -> Any:
         return offbeat.run(lambda: train(12, algorithm), TWO_SPEEDS).results
 
-    ours = trained(ABS(delay=0, min_batch=12, max_micro_batches=3))
+    ours = trained(UNDELAYED(min_batch=12, max_micro_batches=3))
     theirs = trained(offbeat.SyncSGD(micro_batches=3))
     for (mine, stats), (expected, _) in zip(ours, theirs, strict=True):
         assert stats.rounds == 4
@@ -233,17 +227,17 @@ def test_so_many_micro_batches_each_without_delay_is_accumulation() -> None:
 # --- nobody waits --------------------------------------------------------------------------
 
 
-@every_trigger
+@every_size
 def test_nobody_waits_in_the_loop(settings: dict[str, Any]) -> None:
     lines: list[Line] = []
-    offbeat.run(lambda: quadratic(ABS(**settings)), TWO_SPEEDS, records=lines.append)
+    offbeat.run(lambda: quadratic(PAPER(**settings)), TWO_SPEEDS, records=lines.append)
     assert {line["rank"] for line in lines if line["kind"] == "compute"} == {0, 1, 2, 3}
     assert sum(line["to_s"] - line["from_s"] for line in _inside(lines)) == 0
 
 
 def test_only_a_full_pile_waits() -> None:
     lines: list[Line] = []
-    algorithm = ABS(max_micro_batches=1)
+    algorithm = PAPER(max_micro_batches=1)
     offbeat.run(lambda: quadratic(algorithm, 10), TWO_SPEEDS, records=lines.append)
     waits = [line["to_s"] - line["from_s"] for line in _inside(lines) if line["rank"] == 0]
     assert waits
@@ -260,7 +254,7 @@ def test_samples_per_second_are_the_sum_of_speeds_whatever_the_network(latency_s
 
     lines: list[Line] = []
     steps = lambda: 100 if offbeat.rank() < 2 else 50  # noqa: E731 - all end at once
-    offbeat.run(lambda: quadratic(ABS(), steps()), cluster, records=lines.append)
+    offbeat.run(lambda: quadratic(PAPER(), steps()), cluster, records=lines.append)
     computed = [line for line in lines if line["kind"] == "compute"]
     began, ended = (
         f(line[key] for line in computed) for f, key in ((min, "from_s"), (max, "to_s"))
@@ -287,7 +281,7 @@ def test_while_one_join_is_late_the_others_compute() -> None:
     )
     lines: list[Line] = []
     steps = lambda: 21 if offbeat.rank() == 1 else 30  # noqa: E731 - all end at once
-    run = offbeat.run(lambda: quadratic(ABS(), steps()), cluster, records=lines.append)
+    run = offbeat.run(lambda: quadratic(PAPER(), steps()), cluster, records=lines.append)
     assert [seen.stats.compute_s for seen in run.results] == [30, 30, 30]  # the fault fired
     assert _inside(lines) == []
     sizes = [round.samples for round in run.results[0].stats.history]
@@ -301,7 +295,7 @@ def test_while_one_join_is_late_the_others_compute() -> None:
 
 
 def test_min_batch_is_kept_while_everyone_is_here() -> None:
-    results = offbeat.run(lambda: quadratic(ABS(min_batch=13)), TWO_SPEEDS).results
+    results = offbeat.run(lambda: quadratic(PAPER(min_batch=13)), TWO_SPEEDS).results
     history = results[0].stats.history
     here = [round.samples for round in history if round.ended_s < 38]  # the fast leave at 40 s
     # 12 after four seconds, 14 after five: called then, and handed over in the sixth.
@@ -319,8 +313,8 @@ def test_the_others_go_on_without_a_dead_slow_worker_and_its_staleness_is_told()
         stats: offbeat.Stats = results[0].stats
         return stats
 
-    assert rounds(ABS()).rounds <= 4
-    stats = rounds(ABS(max_wait_s=2.0))
+    assert rounds(PAPER()).rounds <= 4
+    stats = rounds(PAPER(max_wait_s=2.0))
     assert stats.rounds >= 30
     stale = [round for round in stats.history if 2 in round.ranks]
     assert len(stale) == 2
@@ -330,10 +324,10 @@ def test_the_others_go_on_without_a_dead_slow_worker_and_its_staleness_is_told()
     assert between[0] > 15
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_a_full_pile_does_not_wait_for_ever_for_a_dead_slow_worker(delay: Any) -> None:
+@every_kind
+def test_a_full_pile_does_not_wait_for_ever_for_a_dead_slow_worker(kind: Any) -> None:
     cluster = Cluster.parse("workers = 2\nspeed = [1.0, 0.05]\n[compute]\nstep_s = 1.0")
-    algorithm = ABS(max_micro_batches=1, max_wait_s=1.5, delay=delay)
+    algorithm = kind(max_micro_batches=1, max_wait_s=1.5)
     steps = lambda: 1 if offbeat.rank() else 10  # noqa: E731
     run = offbeat.run(lambda: quadratic(algorithm, steps()), cluster)
     assert run.results[0].stats.steps == 10
@@ -359,69 +353,12 @@ def test_nobody_hangs_where_full_piles_are_less_than_a_round_needs(
         assert seen.stats.pending_samples == 0
 
 
-# --- warm-up -------------------------------------------------------------------------------
-
-
-def test_warm_up_rounds_are_not_stale() -> None:
-    results = offbeat.run(lambda: quadratic(ABS(warm_up_rounds=5)), TWO_SPEEDS).results
-    for seen in results:
-        ages = [round.staleness_rounds for round in seen.stats.history]
-        # The first round after the warm-up has nothing to be late behind.
-        assert ages == [0] * 6 + [1] * (len(ages) - 6)
-
-
-def _phases(noise: float, steps: int = 40, lr: float = 0.02) -> list[list[int]]:
-    """A gradient that fades, and noise that does not: the staleness of every round, by rank."""
-
-    def worker() -> list[int]:
-        torch.manual_seed(100 + offbeat.rank())
-        model = nn.Linear(16, 1, bias=False)
-        nn.init.ones_(model.weight)
-        opt = torch.optim.SGD(model.parameters(), lr=lr)
-        with offbeat.attach(model, opt, ABS(warm_up_rounds="noise")) as dp:
-            for step in range(steps):
-                opt.zero_grad()
-                grown = noise * step * torch.randn(16)
-                (model.weight.square().sum() / 2 + (model.weight * grown).sum()).backward()
-                opt.step()
-        return [round.staleness_rounds for round in dp.stats().history]
-
-    results: list[list[int]] = offbeat.run(worker, TWO_SPEEDS).results
-    return results
-
-
-@pytest.mark.slow
-def test_overlap_begins_when_noise_takes_over_at_the_same_round_everywhere() -> None:
-    ages = _phases(noise=0.3)
-    assert all(mine == ages[0] for mine in ages)
-    switch = ages[0].index(1)
-    assert switch > 10  # not before the averages have settled
-    assert ages[0] == [0] * switch + [1] * (len(ages[0]) - switch)
-    assert 1 not in _phases(noise=0.0)[0]
-
-
-def test_the_noise_scale_is_measured_without_bias() -> None:
-    phase, batch = Phase(2), 8.0
-    samples = (2.0, 6.0)
-    for round in range(40):  # signal 1, noise 4 a sample: its scale is 4, below the batch
-        squares = tuple(1 + 4 / each for each in samples)
-        phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 4 / batch))
-    assert phase.noisy_from == math.inf
-    # A gradient that is not finite, in a round that is skipped, shows nothing.
-    phase(Measured(40, (1.0, 1.0), samples, (math.nan, 1.0), math.nan))
-    phase(Measured(40, (1.0, 1.0), samples, (math.inf, 1.0), math.inf))
-    for round in range(40, 80):  # noise 16 a sample: above it
-        squares = tuple(1 + 16 / each for each in samples)
-        phase(Measured(round, (1.0, 1.0), samples, squares, 1 + 16 / batch))
-    assert phase.noisy_from < math.inf
-
-
 # --- checkpoints ---------------------------------------------------------------------------
 
 RESUMED: dict[str, dict[str, Any]] = {
-    **TRIGGERS,
-    "noise": {"warm_up_rounds": "noise"},
-    "warm-up": {"warm_up_rounds": 9},
+    **SIZES,
+    "paper": {"in_flight": "finish", "patience": 0.0},
+    "never waits": {"patience": 0.0},
     "full": {"max_micro_batches": 2},
 }
 
@@ -429,14 +366,12 @@ RESUMED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(each, id=name, marks=() if name in ("ready", "noise") else pytest.mark.slow)
+        pytest.param(each, id=name, marks=() if name in ("ready", "paper") else pytest.mark.slow)
         for name, each in RESUMED.items()
     ],
 )
 def test_a_run_resumes_bit_for_bit(settings: dict[str, Any]) -> None:
-    resumes_bit_for_bit(
-        ABS(**settings), TWO_SPEEDS, half=40 if "noise" in settings.values() else 12
-    )
+    resumes_bit_for_bit(ABS(**settings), TWO_SPEEDS)
 
 
 def resumes_bit_for_bit(
@@ -487,14 +422,13 @@ def resumes_bit_for_bit(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trigger": "never"}, "trigger must be one of 'ready', 'back_to_back', got 'never'"),
-        ({"delay": 2}, "delay must be one of 0, 1, got 2"),
+        ({"in_flight": "never"}, "in_flight must be one of 'bank', 'finish', got 'never'"),
+        ({"patience": -1}, "patience must be 0 or more micro-batches, got -1"),
+        ({"patience": math.nan}, "patience must be 0 or more micro-batches, got nan"),
         ({"max_micro_batches": 2.5}, "max_micro_batches must be a whole number above 0, got 2.5"),
         ({"max_wait_s": 0.0}, "max_wait_s must be above 0, got 0.0"),
         ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),
         ({"min_batch": float("inf")}, "min_batch must be 0 or more samples, got inf"),
-        ({"warm_up_rounds": -1}, 'warm_up_rounds must be 0 or more, or "noise", got -1'),
-        ({"warm_up_rounds": "signal"}, "warm_up_rounds must be .*, got 'signal'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -506,8 +440,9 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], mes
     ("settings", "message"),
     [
         ({"apply_on_arrival": True}, "ABSSGD has no apply_on_arrival any more: it brought nothing"),
-        ({"trigger": "timer", "period_s": 1.0}, "ABSSGD has no trigger=timer any more: it was"),
-        ({"max_batch": 64}, 'no max_batch any more: trigger="back_to_back" is as fast'),
+        ({"trigger": "timer", "period_s": 1.0}, "ABSSGD has no trigger any more: by default a"),
+        ({"delay": 1}, 'no delay any more: for 1 say in_flight="finish", patience=0'),
+        ({"max_batch": 64}, "no max_batch any more: the default is faster"),
     ],
 )
 def test_a_setting_that_is_gone_says_what_to_do_without_it(
@@ -535,7 +470,7 @@ def _paced() -> Any:
     model = net(seed=offbeat.rank())
     opt = sgd(model)
     steps = (40, 40, 20)[offbeat.rank()]
-    with offbeat.attach(model, opt, ABS()) as dp:
+    with offbeat.attach(model, opt, PAPER()) as dp:
         for step in range(steps):
             opt.zero_grad()
             loss(model, offbeat.rank(), step).backward()

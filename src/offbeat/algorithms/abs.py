@@ -1,4 +1,4 @@
-"""ABS-SGD: nobody idles; while one round is reduced, everybody computes for the next.
+"""ABS-SGD: a round starts when everyone has something, and nobody idles until then.
 
 Zhou, Chen, Wu: "ABS-SGD: A Delayed Synchronous Stochastic Gradient Descent Algorithm with Adaptive
 Batch Size for Heterogeneous GPU Clusters", arXiv 2308.15164. Its abstract was at hand: delayed
@@ -13,52 +13,61 @@ All else is our design.
         start the sync of S and n                   in the background
         w_{t+1} <- optimizer(w_t, G_{t-1})          G_{t-1}: sum of all S / sum of all n of t-1
 
-So the batch adapts to each worker's speed, nobody waits, and a gradient is applied exactly one
-round late. With `delay=0` a worker waits for its own round, and the batch is still adaptive.
+So the batch adapts to each worker's speed. That is `in_flight="finish", patience=0`.
 
-Beyond the paper: a least global batch; a cap on how long a dead-slow worker holds up the others;
-`warm_up_rounds="noise"` starts without delay, and overlaps once the measured gradient noise makes
-the delay cheap.
+Differs from the paper, by default, since the delay halves the largest stable learning rate:
 
-Do not use while curvature limits the learning rate: the delay halves the largest stable one. With
-a cheap network and little noise, synchronous shares (LBBSP) or DropCompute are better.
+- A sync takes what is finished when it starts; it does not wait for the micro-batches that the fast
+  are in the middle of. These ride in the next one: only they are late (`in_flight="bank"`).
+- Who has finished a micro-batch waits for a sync that should end soon, and goes on from its result;
+  the gradient is not late then. "Soon" is `patience`: within so many of its own micro-batches. If
+  it does not end by then, or should not, the worker computes on. So an exchange that takes long
+  is hidden, as in the paper, and one that takes no time makes nobody late.
+
+Beyond the paper: a least global batch; a cap on how long a dead-slow worker holds up the others.
+
+Do not use where many are equally fast and one is slow now and then: a round has all of them, so
+EagerSGD makes more rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import ClassVar, Literal, cast
+from math import inf, isnan
+from typing import ClassVar, Literal
 
 from offbeat.algorithm import Algorithm
-from offbeat.noise_scale import NoiseScale
 from offbeat.replica import Replica
-from offbeat.rounds import Measured, Round, Rules
+from offbeat.rounds import Round, Rules
+
+_NOISE = "it made a delay of one bearable, which the default has not: leave it out (docs/log.md)"
 
 
 @dataclass(frozen=True)
 class ABSSGD(Algorithm):
-    """Delayed synchronous SGD with adaptive batches."""
+    """Synchronous SGD with adaptive batches."""
 
-    trigger: Literal["ready", "back_to_back"] = "ready"
-    """When a worker is ready for the next round: with its first micro-batch, or at once."""
+    in_flight: Literal["bank", "finish"] = "bank"
+    """What becomes of a micro-batch that a worker is in the middle of when a round starts: it rides
+    in the next round; or the round waits for it."""
+    patience: float = 0.5
+    """A worker waits for a round that should end within so many of its micro-batches, and for no
+    longer than that. 0: for none, so all is one round late; inf: for each."""
     min_batch: float = 0.0
     """A round does not start with fewer samples, of all workers together."""
     max_micro_batches: int | None = None
-    """A worker that has so many waits for the round: the one exception from "nobody waits"."""
+    """A worker that has so many waits until a round takes them."""
     max_wait_s: float | None = None
     """The others go on without a worker that has given nothing for so long."""
-    delay: Literal[0, 1] = 1
-    warm_up_rounds: int | Literal["noise"] = 0
-    """Rounds without delay at first: a number, or until the noise scale exceeds the batch."""
     removed: ClassVar[Mapping[str, str]] = {
-        "trigger=slowest_batch": "it brought nothing; min_batch makes rounds larger",
-        "trigger=timer": "it was slower than ready (docs/log.md); min_batch makes rounds larger",
+        "delay": 'for 1 say in_flight="finish", patience=0; for 0 in_flight="finish", patience=inf',
+        "warm_up_rounds": _NOISE,
+        "trigger": "by default a round waits for nobody's second micro-batch (docs/log.md)",
         "batch": "it brought nothing; min_batch makes rounds larger",
-        "period_s": "it was slower than ready (docs/log.md); min_batch makes rounds larger",
+        "period_s": "it was slower (docs/log.md); min_batch makes rounds larger",
         "min_micro_batches": "it was slower (docs/log.md); min_batch makes rounds larger",
-        "max_batch": 'trigger="back_to_back" is as fast (docs/log.md)',
+        "max_batch": "the default is faster (docs/log.md)",
         "apply_on_arrival": "it brought nothing (docs/log.md)",
         "rate": "it was slower than a constant one (docs/log.md)",
         "local_steps": "it is a method of its own: WaitFreeLocalSGD()",
@@ -69,67 +78,40 @@ class ABSSGD(Algorithm):
         self.check_choices()
         if self.max_micro_batches is not None:
             self.check_counts("max_micro_batches")
-        _check(
-            self.max_wait_s is None or self.max_wait_s > 0,
-            f"max_wait_s must be above 0, got {self.max_wait_s}",
-        )
-        _check(
-            0 <= self.min_batch < inf,
-            f"min_batch must be 0 or more samples, got {self.min_batch:g}",
-        )
-        warm_up = self.warm_up_rounds
-        _check(
-            warm_up == "noise" or (isinstance(warm_up, int) and warm_up >= 0),
-            f'warm_up_rounds must be 0 or more, or "noise", got {warm_up!r}',
-        )
+        if self.max_wait_s is not None and not self.max_wait_s > 0:
+            raise ValueError(f"max_wait_s must be above 0, got {self.max_wait_s}")
+        if not 0 <= self.min_batch < inf:
+            raise ValueError(f"min_batch must be 0 or more samples, got {self.min_batch:g}")
+        if self.patience < 0 or isnan(self.patience):
+            raise ValueError(f"patience must be 0 or more micro-batches, got {self.patience:g}")
 
     def start(self, replica: Replica) -> None:
-        rules = Rules(
-            "all", at_boundary=True, overdue_s=self.max_wait_s, least_samples=self.min_batch
+        finish = self.in_flight == "finish"
+        replica.open(
+            Rules(
+                "all",
+                at_boundary=finish,
+                overdue_s=self.max_wait_s,
+                least_samples=self.min_batch,
+            )
         )
-        phase = Phase(replica.world.size) if self.warm_up_rounds == "noise" else None
-        replica.open(rules, choose=phase)
 
     def step(self, replica: Replica) -> Iterator[Round]:
-        given = replica.gave_rounds
-        replica.contribute(delay=self._delay_of(given, replica))
+        wait_s = self._wait_s(replica)
+        # Whoever is behind waits for the round that has started, not for the next one.
+        replica.contribute(delay=0 if wait_s and not replica.behind else 1)
         if replica.piled == self.max_micro_batches:
             replica.await_call()
         if replica.called:
             replica.hand_over()
-        delay = self._delay_of(given, replica)
-        if self.trigger == "back_to_back" and replica.gave_rounds > given:
-            replica.arrive()
-        yield from replica.results(delay=delay)
+        finish = self.in_flight == "finish"
+        yield from replica.results(delay=int(not wait_s) if finish else None, at_most_s=wait_s)
 
-    def _delay_of(self, round: int, replica: Replica) -> int:
-        """The delay of a round; the same on every worker once the round has been called."""
-        if self.warm_up_rounds == "noise":
-            return self.delay if round >= cast(Phase, replica.choose).noisy_from else 0
-        return self.delay if round >= self.warm_up_rounds else 0
-
-
-class Phase:
-    """Whether noise has taken over from curvature: when its scale exceeds the global batch."""
-
-    def __init__(self, size: int) -> None:
-        self.noisy_from = inf
-        """The first round after the one that has shown it."""
-        self._size = size
-        self._noise: dict[str, list[float]] = {}
-
-    def __call__(self, measured: Measured) -> int:
-        scale = NoiseScale(self._noise)
-        scale.add(measured.samples, measured.squares, measured.mean_square)
-        noise = scale.measured
-        # There is no way back, so it must be sure: the signal may be stronger than it seems.
-        if noise is not None and noise.noise > sum(measured.samples) * (
-            noise.signal + 2 * noise.doubt
-        ):
-            self.noisy_from = min(self.noisy_from, measured.round + 1)
-        return self._size
-
-
-def _check(holds: object, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
+    def _wait_s(self, replica: Replica) -> float:
+        """How long to wait for a round: not at all, unless it should end soon."""
+        if not self.patience:
+            return 0.0
+        due_s, limit_s = replica.next_round_s, self.patience * replica.seconds
+        if due_s is None or self.patience == inf:
+            return inf
+        return limit_s if due_s <= limit_s else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from offbeat.replica.devices import Devices
 from offbeat.replica.gradients import Gradients
+from offbeat.replica.rhythm import Rhythm
 from offbeat.rounds import Layout
 from offbeat.worlds import World
 
@@ -19,6 +20,9 @@ class MicroBatch:
         self.compute_began = world.now()
         self.round_began = world.now()
         """When this worker applied its latest round."""
+        self.round_ended = world.now()
+        """When the exchange of the latest round that it knows did."""
+        self.rhythm = Rhythm()
         self.stopped = False
         """Whether the micro-batch at hand was left before its end: see `rounds.Queue`."""
         self._charged_samples = 0.0
@@ -33,6 +37,11 @@ class MicroBatch:
     def seconds(self) -> float:
         """What a micro-batch has taken on average since the last round."""
         return sum(self._computed_s) / len(self._computed_s) if self._computed_s else 0.0
+
+    def _note_end(self, ended_s: float) -> None:
+        """This worker knows of a round that has ended then."""
+        self.rhythm.add(ended_s - self.round_ended)
+        self.round_ended = ended_s
 
     def declare_samples(self, samples: float) -> None:
         gradients = self.gradients

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from math import inf
 from typing import Any
 
 from offbeat.merges import Shift
@@ -115,12 +116,25 @@ class Replica(Opening):
         self.arrival = "abandoned"
         self.dropped_samples += self.engine.abandon()
 
-    def results(self, *, delay: int | None = None) -> Iterator[Round]:
+    @property
+    def behind(self) -> bool:
+        """Whether a round has started whose result this worker does not know yet."""
+        return self.engine.behind
+
+    @property
+    def next_round_s(self) -> float | None:
+        """Seconds until the next round should have ended, as long as the latest ones took; below 0
+        if it is late, None if it is not known yet."""
+        lasts_s = self.rhythm.lasts_s
+        return None if lasts_s is None else self.round_ended + lasts_s - self.world.now()
+
+    def results(self, *, delay: int | None = None, at_most_s: float = inf) -> Iterator[Round]:
         """Wait, if this worker was on time; then every round that it does not know of, in order.
 
-        With a `delay`, all but the latest so many that it has given to.
+        With a `delay`, all but the latest so many that it has given to. Where nobody has to wait,
+        it can be `at_most_s`.
         """
-        return self.known(self.engine.results(delay=delay))
+        return self.known(self.engine.results(delay=delay, at_most_s=at_most_s))
 
     def newest(self) -> Iterator[Round]:
         """Without waiting: every round that is complete and that it does not know of, in order."""
@@ -174,6 +188,7 @@ class Replica(Opening):
         for each in rounds:
             self.round += 1
             self._computed_s.clear()
+            self._note_end(each.ended_s)
             yield each
 
     def settle(self) -> Iterator[Round]:
@@ -185,7 +200,7 @@ class Replica(Opening):
     def resume(self) -> tuple[int, ...]:
         """Go on after `settle`; the members, of which all have come to that."""
         members = self.engine.resume()
-        self.compute_began = self.round_began = self.world.now()
+        self.compute_began = self.round_began = self.round_ended = self.world.now()
         return members
 
     @contextmanager
@@ -215,6 +230,7 @@ class Replica(Opening):
             "rounds": self.engine.state_dict(),
             "memory": deepcopy(self.memory),
             "own": deepcopy(self.own),
+            "rhythm": self.rhythm.state_dict(),
             "choose": None if self.choose is None else deepcopy(vars(self.choose)),
             "shift": None if self.shift is None else self.shift.state_dict(),
             "overlap": self.overlap.on,
@@ -227,6 +243,8 @@ class Replica(Opening):
         self.round, self.step = state["round"], state["step"]
         self.engine.load_state_dict(state["rounds"])
         self.memory, self.own = deepcopy(state["memory"]), deepcopy(state["own"])
+        self.rhythm.load_state_dict(state["rhythm"])
+        self.round_ended = self.world.now()
         if self.choose is not None:
             vars(self.choose).update(deepcopy(state["choose"]))
         if self.shift is not None:

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import asdict
+from math import inf
 from typing import Literal
 
 from offbeat.errors import ClosedError
@@ -236,16 +237,6 @@ class Engine(Members):
         """Whether this worker has given to a round that its program does not know yet."""
         return self.log.taken < self._resumes_after
 
-    def ask_end(self) -> None:
-        """Ask all workers to end their loops with the next round that this one takes part in."""
-        with self._state:
-            self._ends = True
-
-    @property
-    def asks_end(self) -> bool:
-        """Whether this worker has done that."""
-        return self._ends
-
     @property
     def kept_samples(self) -> float:
         """What this worker has computed that no round holds, as far as it knows."""
@@ -306,11 +297,14 @@ class Engine(Members):
 
     # --- results ---------------------------------------------------------------------------
 
-    def results(self, *, delay: int | None = None) -> Generator[Round, None, None]:
+    def results(
+        self, *, delay: int | None = None, at_most_s: float = inf
+    ) -> Generator[Round, None, None]:
         """Wait for what `contribute` said to wait for; yield every round not taken, in order.
 
         With a `delay`, all rounds but the latest so many that this worker has given to. A round's
-        buffers are lent until the next one is asked for.
+        buffers are lent until the next one is asked for. Where all must be there, but nobody has to
+        wait for that, it can be `at_most_s`.
         """
         began = self._world.now()
         if self._rules.lockstep and self._comes:
@@ -328,7 +322,10 @@ class Engine(Members):
                 # Who has arrived on time for the very round that it waits for has no more to say.
                 if self._rules.by_messenger or not self._has_arrived() or last > self._started + 1:
                     self._stir()
-                self._state.wait_for(lambda: self.log.completed >= last or self._ended)
+                until = None if at_most_s == inf else began + at_most_s
+                self._state.wait_for(
+                    lambda: self.log.completed >= last or self._ended, until=until
+                )
                 self._waits_since = None
             waited_s = self._world.now() - began
             adopts = self._begin_taking()

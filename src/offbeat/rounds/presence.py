@@ -162,6 +162,18 @@ class Presence(Background):
             with self._state:
                 self._taking = before
 
+    # --- asking all to end -----------------------------------------------------------------
+
+    def ask_end(self) -> None:
+        """Ask all workers to end their loops with the next round that this one takes part in."""
+        with self._state:
+            self._ends = True
+
+    @property
+    def asks_end(self) -> bool:
+        """Whether this worker has done that."""
+        return self._ends
+
     # --- checkpoints -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

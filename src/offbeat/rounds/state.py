@@ -200,6 +200,11 @@ class State:
 
         return self._world.together(f"{self._place}/opened", make)
 
+    @property
+    def behind(self) -> bool:
+        """Whether a round has started whose result the program does not know yet."""
+        return self._started > self.log.taken
+
     # --- what must be there for the next round ---------------------------------------------
 
     def _first_quorums(self) -> tuple[Quorum, Quorum]:
