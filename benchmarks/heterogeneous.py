@@ -31,7 +31,7 @@ from all the data: static shards would favour the data of fast workers. The targ
 reached when the mean of five evaluations is, and there a run ends. The rows hold all evaluations.
 
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
-    abs, noise   ABSSGD(warm_up_rounds="noise"): without delay until noise dominates
+    abs, paper   ABSSGD(in_flight="finish", patience=0): all is one round late, as in its abstract
     abs, local   WaitFreeLocalSGD(): one's own gradients at once, the others' a round later
     ..., bank    what the round would have waited for rides in the next one
 
@@ -87,7 +87,7 @@ CONTESTANTS: dict[str, Callable[[int], offbeat.Algorithm]] = {
     "nonblocking": lambda m: offbeat.NonblockingSGD(m),
     "nonblocking, bank": lambda m: offbeat.NonblockingSGD(m, in_flight="bank"),
     "abs": lambda m: offbeat.ABSSGD(min_batch=samples_of(m)),
-    "abs, noise": lambda m: offbeat.ABSSGD(min_batch=samples_of(m), warm_up_rounds="noise"),
+    "abs, paper": lambda m: offbeat.ABSSGD("finish", patience=0.0, min_batch=samples_of(m)),
     "abs, local": lambda m: offbeat.WaitFreeLocalSGD(min_batch=samples_of(m)),
 }
 BASELINES = ("ddp", "lbbsp", "local", "dropcompute")

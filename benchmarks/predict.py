@@ -62,7 +62,7 @@ SEEDS = (1, 2)
 ALGORITHMS = (
     *("sync", "sync:micro_batches=4", "lbbsp:micro_batches=4", "dropcompute:micro_batches=4"),
     *("eager", "eager:quorum=solo", "eager:quorum=majority", "msync:m=3"),
-    *("abs", "abs:trigger=back_to_back", "waitfree", "nonblocking:micro_batches=4"),
+    *("abs", "abs:in_flight=finish,patience=0", "waitfree", "nonblocking:micro_batches=4"),
     *("local:steps=4", "diloco:steps=4", "dasgd:steps=4", "wagma"),
     *("asgd", "ringmaster:max_delay=4", "rennala:batch=8", "ringleader", "rescaled"),
     *("dpsgd", "decentlam", "dmsgd", "edm", "tracking"),

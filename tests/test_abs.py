@@ -17,7 +17,6 @@ from nets import close, loss, net, parameters, plain, same, sgd, train
 from torch import Tensor, nn
 
 import offbeat
-
 from offbeat.clusters import Cluster
 from offbeat.lab.contestants import algorithms, parse
 from offbeat.records import Line, read
@@ -37,7 +36,7 @@ TWO_SPEEDS = Cluster.parse(
     """
 )
 SIZES: dict[str, dict[str, Any]] = {"ready": {}, "at least": {"min_batch": 9}}
-KINDS = {"bank": ABS, "never waits": partial(ABS, patience=0.0), "paper": PAPER, "0": UNDELAYED}
+KINDS = {"bank": ABS, "never": partial(ABS, patience=0.0), "paper": PAPER, "always": UNDELAYED}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 every_size = pytest.mark.parametrize("settings", SIZES.values(), ids=SIZES)
 
@@ -173,6 +172,109 @@ def test_alone_it_is_sgd_with_a_delay_of_one() -> None:
     ).results
     for mine, theirs in zip(trajectory, expected, strict=False):
         assert same(mine, theirs)
+
+
+# --- the default: what is in flight rides in the next round, what is near is waited for ------
+
+
+def _slow_from(moment_s: float) -> Cluster:
+    """Three equal workers, of which one is ten times slower for a while."""
+    return Cluster.parse(
+        f"""
+        workers = 3
+        [compute]
+        step_s = 1.0
+        [[event]]
+        kind = "slow"
+        workers = [1]
+        factor = 10
+        from_s = {moment_s}
+        to_s = {moment_s + 1.0}
+        """
+    )
+
+
+def test_equal_workers_wait_for_each_other_and_nothing_is_stale() -> None:
+    for seen in offbeat.run(lambda: quadratic(ABS(), 20), Cluster.uniform(3)).results:
+        assert seen.stats.staleness == {0: 20}
+        assert seen.stats.computed_samples == 20
+
+
+def test_a_round_lasts_as_long_as_the_slowest_and_the_fast_compute_meanwhile() -> None:
+    cluster = Cluster.parse(
+        "workers = 3\nspeed = [1.0, 1.0, 0.4]\n[compute]\nstep_s = 1.0\n[network]\nlatency_s = 1e-3"
+    )
+    # 2.5 s a micro-batch of the slow one: the fast end two, and are in the middle of a third one.
+    steps = lambda: 20 if offbeat.rank() == 2 else 46  # noqa: E731 - all end at once, nearly
+    results = offbeat.run(lambda: quadratic(ABS(patience=0.0), steps()), cluster).results
+    ends = [each.ended_s for each in results[2].stats.history if each.ended_s < 40]
+    assert len(ends) == 14
+    lasted = [later - sooner for sooner, later in pairwise(ends)]
+    assert all(each == pytest.approx(2.5, abs=0.02) for each in lasted)
+    # Two and a half each of the fast, in turn two and three; those in the middle are one late.
+    assert [each.samples for each in list(results[0].stats.history)[:4]] == [5, 7, 5, 7]
+    assert max(results[0].stats.staleness) == 1
+
+
+def test_who_is_through_shortly_before_a_round_waits_for_it_and_no_longer_than_its_patience() -> (
+    None
+):
+    lines: list[Line] = []
+    run = offbeat.run(lambda: quadratic(ABS(), 30), _slow_from(4.5), records=lines.append)
+    assert run.results[1].stats.compute_s == 39  # the fault fired
+    waits = [line["to_s"] - line["from_s"] for line in _inside(lines) if line["rank"] == 0]
+    long = [wait for wait in waits if wait > 0.01]
+    # At 5 s a round is due: it waits for half a micro-batch, then goes on until the round has been.
+    assert long
+    assert long[0] == pytest.approx(0.5)
+    assert all(wait <= 0.51 for wait in long)
+    assert run.results[0].stats.computed_samples == 30
+    sizes = [each.samples for each in run.results[0].stats.history]
+    assert max(sizes) == 15  # two workers have gone on for most of ten seconds
+
+
+def test_an_exchange_that_takes_longer_than_patience_is_hidden() -> None:
+    def took(algorithm: offbeat.Algorithm, exchange_s: float) -> tuple[float, Seen]:
+        cluster = Cluster.parse(
+            "workers = 4\n[compute]\nstep_s = 1.0\n"
+            f"[network]\nlatency_s = {exchange_s / 2}\ncontrol_latency_s = 1e-3"
+        )
+        run = offbeat.run(lambda: quadratic(algorithm, 30), cluster)
+        return run.seconds, run.results[0]
+
+    seconds, seen = took(ABS(), 3.0)
+    assert seconds < 2.0 * 30  # it waits for half a micro-batch before each round
+    assert max(seen.stats.staleness) <= 2
+    assert took(offbeat.SyncSGD(), 3.0)[0] > 4.0 * 30
+    seconds, seen = took(ABS(), 0.2)
+    assert seconds < 1.2 * 30 + 3
+    assert seen.stats.staleness == {0: 30}
+
+
+def test_one_that_waits_for_every_round_is_synchronous_sgd() -> None:
+    def trained(algorithm: offbeat.Algorithm) -> Any:
+        return offbeat.run(lambda: train(6, algorithm), TWO_SPEEDS).results
+
+    ours, theirs = trained(ABS(patience=math.inf)), trained(offbeat.SyncSGD())
+    for (mine, stats), (expected, _) in zip(ours, theirs, strict=True):
+        assert stats.staleness == {0: 6}
+        assert all(same(a, b) for a, b in zip(mine, expected, strict=True))
+
+
+@every_size
+@pytest.mark.parametrize("patience", [0.0, 0.5, 2.0])
+def test_no_gradient_is_more_than_two_rounds_late(
+    settings: dict[str, Any], patience: float
+) -> None:
+    for latency_s in (1e-3, 0.3):
+        cluster = Cluster.parse(
+            "workers = 4\nspeed = [1.0, 0.9, 0.5, 0.3]\n"
+            f"[compute]\nstep_s = 1.0\n[network]\nlatency_s = {latency_s}"
+        )
+        for seen in offbeat.run(
+            lambda: quadratic(ABS(patience=patience, **settings)), cluster
+        ).results:
+            assert max(seen.stats.staleness) <= 2
 
 
 # --- the mean ------------------------------------------------------------------------------
@@ -353,6 +455,36 @@ def test_nobody_hangs_where_full_piles_are_less_than_a_round_needs(
         assert seen.stats.pending_samples == 0
 
 
+@every_kind
+def test_full_piles_do_not_wait_for_the_samples_of_a_worker_that_was_lost(kind: Any) -> None:
+    cluster = Cluster.parse(
+        """
+        workers = 3
+        [compute]
+        step_s = 1.0
+        [network]
+        latency_s = 1e-3
+        [[event]]
+        kind = "crash"
+        worker = 1
+        at_s = 3.5
+        """
+    )
+
+    def worker() -> int:
+        model = net()
+        opt = sgd(model)
+        algorithm = kind(min_batch=100, max_micro_batches=2)
+        with offbeat.attach(model, opt, algorithm, survive=True) as dp:
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                opt.step()
+        return dp.stats().rounds
+
+    assert min(each for each in offbeat.run(worker, cluster).results if each is not None) >= 5
+
+
 # --- checkpoints ---------------------------------------------------------------------------
 
 RESUMED: dict[str, dict[str, Any]] = {
@@ -425,6 +557,7 @@ def resumes_bit_for_bit(
         ({"in_flight": "never"}, "in_flight must be one of 'bank', 'finish', got 'never'"),
         ({"patience": -1}, "patience must be 0 or more micro-batches, got -1"),
         ({"patience": math.nan}, "patience must be 0 or more micro-batches, got nan"),
+        ({"patience": math.inf, "min_batch": 8}, "rounds cannot come to min_batch=8"),
         ({"max_micro_batches": 2.5}, "max_micro_batches must be a whole number above 0, got 2.5"),
         ({"max_wait_s": 0.0}, "max_wait_s must be above 0, got 0.0"),
         ({"min_batch": -1}, "min_batch must be 0 or more samples, got -1"),

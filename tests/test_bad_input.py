@@ -191,7 +191,7 @@ def test_a_mean_where_adaptive_batches_differ_is_over_all_samples() -> None:
         start = parameters(model)
         opt = torch.optim.SGD(model.parameters(), lr=1.0)
         used = []
-        with offbeat.attach(model, opt, offbeat.ABSSGD(delay=0)) as dp:
+        with offbeat.attach(model, opt, offbeat.ABSSGD("finish", patience=inf)) as dp:
             step = 0
             while not dp.round:
                 used.append(step)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import pytest
@@ -112,19 +113,18 @@ ALGORITHMS: dict[str, Contract] = {
     **{
         f"abs-{name}": Contract(
             lambda _, settings=settings: offbeat.ABSSGD(**settings),  # type: ignore[misc]
-            lambda _, settings=settings: offbeat.ABSSGD(  # type: ignore[misc]
-                **{**settings, "delay": 0, "max_micro_batches": 1, "trigger": "ready"}
+            lambda _, settings=settings, full=full: offbeat.ABSSGD(  # type: ignore[misc]
+                **{**settings, **full, "patience": inf, "max_micro_batches": 1}
             ),
         )
-        for name, settings in {
-            "ready": {},
-            "back-to-back": {"trigger": "back_to_back"},
-            "undelayed": {"delay": 0},
-            "warm-up": {"warm_up_rounds": 2},
-            "noise": {"warm_up_rounds": "noise"},
-            "bounds": {"min_batch": 9},
-            "cap": {"max_wait_s": 0.2},
-        }.items()
+        for name, settings, full in (
+            ("ready", {}, {}),
+            ("never-waits", {"patience": 0.0}, {}),
+            ("paper", {"in_flight": "finish", "patience": 0.0}, {}),
+            ("undelayed", {"in_flight": "finish", "patience": inf}, {}),
+            ("bounds", {"min_batch": 9}, {"in_flight": "finish"}),
+            ("cap", {"max_wait_s": 0.2}, {}),
+        )
     },
     **{
         f"waitfree-{name}": Contract(

@@ -39,7 +39,7 @@ METHODS = {
     "bounded": offbeat.EagerSGD("majority", max_staleness_rounds=1),
     "delayed": offbeat.EagerSGD(delay=1),
     "ABSSGD": offbeat.ABSSGD(),
-    "ABSSGD by noise": offbeat.ABSSGD(warm_up_rounds="noise"),
+    "ABSSGD, the paper's": offbeat.ABSSGD("finish", patience=0.0),
     "MSyncSGD": offbeat.MSyncSGD("auto"),
     "LBBSP": offbeat.LBBSP(3),
     "DropCompute": offbeat.DropCompute(3, window_rounds=3),

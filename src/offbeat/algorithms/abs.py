@@ -84,6 +84,11 @@ class ABSSGD(Algorithm):
             raise ValueError(f"min_batch must be 0 or more samples, got {self.min_batch:g}")
         if self.patience < 0 or isnan(self.patience):
             raise ValueError(f"patience must be 0 or more micro-batches, got {self.patience:g}")
+        if self.in_flight == "bank" and self.patience == inf and self.min_batch:
+            raise ValueError(
+                'with in_flight="bank" and patience=inf a worker waits after each micro-batch, so '
+                f"rounds cannot come to min_batch={self.min_batch:g}: choose a patience below inf"
+            )
 
     def start(self, replica: Replica) -> None:
         finish = self.in_flight == "finish"
@@ -112,6 +117,6 @@ class ABSSGD(Algorithm):
         if not self.patience:
             return 0.0
         due_s, limit_s = replica.next_round_s, self.patience * replica.seconds
-        if due_s is None or self.patience == inf:
+        if self.patience == inf or (due_s is None and not self.min_batch):
             return inf
-        return limit_s if due_s <= limit_s else 0.0
+        return 0.0 if due_s is None or due_s > limit_s else limit_s

@@ -27,7 +27,7 @@ DEFAULT = (
     "eager:quorum=solo",
     "eager:quorum=majority",
     "msync:m=0.75",
-    "abs:trigger=back_to_back",
+    "abs",
     "waitfree",
     "nonblocking:micro_batches=2",
     "dropcompute:micro_batches=2,window_rounds=10",

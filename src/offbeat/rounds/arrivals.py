@@ -34,7 +34,7 @@ class Arrivals:
         self._control = world.control_in_epoch()
         self._now = world.now
         self._rank = world.rank
-        self._size = world.size
+        self._members = len(world.members)
         self._place = place
         self._rules = rules
         self._kinds = ["go", "arrived", *(["samples"] if rules.bounded else [])]
@@ -155,7 +155,7 @@ class Arrivals:
 
     def _enough(self, start: Start, reported: int) -> bool:
         content, samples = divmod(reported, _CONTENT)
-        return samples >= start.least_samples or content >= self._size
+        return samples >= start.least_samples or content >= self._members
 
     def _go(self, start: Start) -> None:
         if self._rules.hints and start.needed > 1:

@@ -112,7 +112,8 @@ class Background(Service):
         if not self._knows_start():
             return 0
         away = self._presence in (PAUSED, LEFT) or self._told_away
-        content = self._world.size if away else int(self._awaits > self._started)
+        insists = self._awaits > self._started and not self._goes_on
+        content = self._world.size if away else int(insists)
         return self._arrivals.samples(self.piles.samples, content)
 
     # --- the server --------------------------------------------------------------------------

@@ -322,11 +322,10 @@ class Engine(Members):
                 # Who has arrived on time for the very round that it waits for has no more to say.
                 if self._rules.by_messenger or not self._has_arrived() or last > self._started + 1:
                     self._stir()
-                until = None if at_most_s == inf else began + at_most_s
-                self._state.wait_for(
-                    lambda: self.log.completed >= last or self._ended, until=until
-                )
-                self._waits_since = None
+                self._goes_on = at_most_s < inf
+                until = began + at_most_s if self._goes_on else None
+                self._state.wait_for(lambda: self.log.completed >= last or self._ended, until=until)
+                self._waits_since, self._goes_on = None, False
             waited_s = self._world.now() - began
             adopts = self._begin_taking()
         yield from self._taken(adopts, waited_s, None if delay is None else last)

@@ -111,7 +111,9 @@ class Queue(CatchingUp):
         )
         self._tell(entry)
 
-    def results(self, *, delay: int | None = None) -> Generator[Round, None, None]:
+    def results(
+        self, *, delay: int | None = None, at_most_s: float = inf
+    ) -> Generator[Round, None, None]:
         """Wait until this worker's gradient has had its turn; yield every round not taken.
 
         Or none, if it is to go on from the parameters that it has.

@@ -52,7 +52,16 @@ class State:
         *("early", "fold", "followed", "land", "may_fold", "merge", "weight", "write"),
         *("_awaits", "_exchange_s", "_given", "_notes", "_offset", "_on_time_for", "_rates"),
         *("_resumes_after", "_seconds", "_started", "_steps", "_waits_since", "_went_on_for"),
-        *("_called", "_comes", "_folding", "_overdue", "_says_later", "_stirred", "_taking"),
+        *(
+            "_called",
+            "_comes",
+            "_folding",
+            "_goes_on",
+            "_overdue",
+            "_says_later",
+            "_stirred",
+            "_taking",
+        ),
         *("_absent", "_away_since", "_in_round", "_presence", "_serving", "_stays", "_told_away"),
         *("_elsewhere", "_ended", "_ends", "_made", "_paused", "_resumed", "_settled"),
         *("_carried", "_period_quorum", "_wanted", "_wants_room", "_weighed", "made"),
@@ -140,6 +149,7 @@ class State:
         self._called = False  # a round has started, and waits for the program's next boundary
         self._awaits = 0  # rounds that the program waits for; until then it piles up nothing
         self._waits_since: float | None = None
+        self._goes_on = False  # it waits, but not for ever: then it piles up more
         self._overdue = False
         self._presence = HERE
         self._away_since: float | None = None
