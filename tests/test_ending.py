@@ -169,7 +169,7 @@ def _uneven(algorithm: offbeat.Algorithm) -> offbeat.Stats:
 def test_the_end_says_what_a_fixed_share_of_data_has_cost(caplog: pytest.LogCaptureFixture) -> None:
     two = Cluster.parse("workers = 2\nspeed = [1.0, 0.5]\n[compute]\nstep_s = 1.0")
     with caplog.at_level(logging.WARNING, "offbeat"):
-        fast, slow = offbeat.run(lambda: _uneven(offbeat.ABSSGD()), two).results
+        fast, slow = offbeat.run(lambda: _uneven(offbeat.ABSSGD(patience=0.0)), two).results
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("worker 0 waited 20.0 s at the end for worker 1, which had about 10")
     assert "deal the data (offbeat.Deal), or end by dp.until(...)" in line

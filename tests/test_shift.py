@@ -248,7 +248,7 @@ def test_nobody_waits_and_the_batch_adapts_as_ever() -> None:
         stats: offbeat.Stats = run.results[3][1]
         return stats
 
-    ahead, plainly = made(local()), made(offbeat.ABSSGD())
+    ahead, plainly = made(local()), made(offbeat.ABSSGD("finish", patience=0.0))
     assert ahead.wait_s == plainly.wait_s
     assert [one.samples for one in ahead.history] == [one.samples for one in plainly.history]
     assert ahead.staleness == plainly.staleness

@@ -34,6 +34,9 @@ from offbeat.records import Line, RecordsFile, Sink
 if TYPE_CHECKING:
     from offbeat.lab.race import Race
 
+_ENDS_S = 5.0
+"""How long processes that were killed may take to be gone."""
+
 
 def run(race: Race, show: Progress, sink: Sink | None, jobs: int) -> Standings:
     """Run all contestants for all seeds; on Ctrl-C return what there is."""
@@ -221,7 +224,12 @@ class Crew:
         if kind is not None:
             for child in set(multiprocessing.active_children()) - self._others:
                 child.kill()
+        # Else the interpreter, which ends, may wake the pool's thread while that closes its pipes,
+        # and says so in a traceback. It has nothing more to wait for.
+        thread = getattr(self._pool, "_executor_manager_thread", None)
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if thread is not None:
+            thread.join(_ENDS_S)
 
 
 def _begin() -> None:
