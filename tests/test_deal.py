@@ -30,7 +30,6 @@ from offbeat.data.counter import Counter as Shared
 from offbeat.errors import DisagreementError
 from offbeat.worlds import Control, enter_world
 
-
 NEVER_WAITS = offbeat.ABSSGD("finish", patience=0.0)
 
 
