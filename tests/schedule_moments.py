@@ -30,6 +30,13 @@ def check(schedule: Schedule, plan: Plan, outcome: Outcome, inside: Inside) -> N
             prompt = not plan.moves or not any(schedule.apply_s)  # applies, then gives
             if plan.held and rules.quorum == "all" and plain and prompt:
                 _rounds_start_as_soon_as_they_can(plan, logs, inside)
+    elif plan.start == "patient":
+        _no_round_has_too_few_samples(plan, logs, inside)
+        if schedule.free and plan.full is None:
+            for log in logs:
+                steps = range(len(log.gradients))
+                limit_s = sum(plan.patience_s[step % len(plan.patience_s)] for step in steps)
+                assert log.waited_s <= limit_s + 1e-9, f"waited {log.waited_s} of {limit_s} s"
     elif rules.at_arrival and rules.quorum == "solo" and not rules.grace_s:
         if schedule.free and not any(schedule.apply_s) and "pause" not in schedule.events:
             for rank, log in enumerate(logs):

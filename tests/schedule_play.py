@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -248,11 +249,13 @@ class Member:
             for copy in self._copies:
                 copy[self._place[step]] += 1
             self._own_steps.append(self._place[step])
-        given = engine.gave_rounds
+        given, patience_s = engine.gave_rounds, math.inf
+        if plan.patience_s:
+            patience_s = plan.patience_s[step % len(plan.patience_s)]
         arrival = engine.contribute(
             self._counting(samples) if plan.moves else self._adding(step, samples),
             arrive=engine.piles.micro_batches + 1 >= plan.ready and not plan.rules.at_arrival,
-            delay=plan.delay,
+            delay=0 if plan.patience_s and patience_s and not engine.behind else plan.delay,
             rates=self._rates_of(step),
             drop_late=plan.drop_late,
         )
@@ -261,8 +264,10 @@ class Member:
             self._arrive()
             return
         if not plan.rules.at_boundary:
+            if plan.full is not None and engine.piles.micro_batches >= plan.full:
+                engine.await_call()
             if step + 1 < len(self._samples) or not plan.hasty[self._rank]:
-                self._take(engine.results())
+                self._take(engine.results(at_most_s=patience_s))
             return
         if plan.full is not None and engine.piles.micro_batches >= plan.full:
             engine.await_call()

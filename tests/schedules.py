@@ -46,6 +46,8 @@ class Plan:
     """Wait for the round that a gradient was ready for; else for the one `delay` before."""
     at_once: bool = False
     """Be ready for the next round as soon as the pile is handed over."""
+    patience_s: tuple[float, ...] = ()
+    """Step by step, in turn: how long to wait for the round to come, or for the one under way."""
     after: int = 0
     """At arrival: own steps between giving a pile and waiting for the round that has it."""
     group: int = 1
@@ -151,6 +153,16 @@ def _bank(draw: Random, workers: int) -> Plan:
     return Plan("bank", Rules("solo", max_staleness_rounds=1), ready=draw.choice([1, 2, 3]))
 
 
+def _patient(draw: Random, workers: int) -> Plan:
+    """Nobody need wait for a round of all; who does, does not do so for long."""
+    choices = [0.0, 0.0, 0.3, 1.0, 5.0]
+    least = draw.choice([0.0, 0.0, 2.0, 12.0])
+    rules = Rules("all", least_samples=least, overdue_s=draw.choice([None, None, None, 1.0, 6.0]))
+    patience_s = tuple(draw.choice(choices + [math.inf] * (not least)) for _ in range(5))
+    full = draw.choice([1, 2, 3]) if draw.random() < 0.3 else None
+    return Plan("patient", rules, delay=1, patience_s=patience_s, full=full, waits=False)
+
+
 def _lockstep(draw: Random, workers: int) -> Plan:
     merge = _one_of(draw, plain=2, step=1, shift=2, outer=1)
     divisor: Literal["samples", "moves"] = "moves" if merge in ("shift", "outer") else "samples"
@@ -239,6 +251,7 @@ def _queue(draw: Random, workers: int) -> Plan:
 STARTS: dict[Callable[[Random, int], Plan], int] = {
     _quorum: 9,
     _bank: 1,
+    _patient: 3,
     _lockstep: 4,
     _boundary: 3,
     _samples: 2,
