@@ -112,8 +112,7 @@ class Background(Service):
         if not self._knows_start():
             return 0
         away = self._presence in (PAUSED, LEFT) or self._told_away
-        insists = self._awaits > self._started and not self._goes_on
-        content = self._world.size if away else int(insists)
+        content = self._world.size if away else int(self._awaits > self._started)
         return self._arrivals.samples(self.piles.samples, content)
 
     # --- the server --------------------------------------------------------------------------

@@ -315,17 +315,17 @@ class Engine(Members):
         with self._state:
             last = self._resumes_after if delay is None else self._started - delay
             if self.log.completed < last:
-                self._awaits = last
+                until = began + at_most_s if at_most_s < inf else None
+                if until is None:  # else it goes on then, and piles up more
+                    self._awaits = last
                 self._waits_since = began
                 if self._wants_room:  # the background need not wait for it: the program does
                     self._state.notify_all()
                 # Who has arrived on time for the very round that it waits for has no more to say.
                 if self._rules.by_messenger or not self._has_arrived() or last > self._started + 1:
                     self._stir()
-                self._goes_on = at_most_s < inf
-                until = began + at_most_s if self._goes_on else None
                 self._state.wait_for(lambda: self.log.completed >= last or self._ended, until=until)
-                self._waits_since, self._goes_on = None, False
+                self._waits_since = None
             waited_s = self._world.now() - began
             adopts = self._begin_taking()
         yield from self._taken(adopts, waited_s, None if delay is None else last)

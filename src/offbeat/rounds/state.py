@@ -56,7 +56,6 @@ class State:
             "_called",
             "_comes",
             "_folding",
-            "_goes_on",
             "_overdue",
             "_says_later",
             "_stirred",
@@ -149,7 +148,6 @@ class State:
         self._called = False  # a round has started, and waits for the program's next boundary
         self._awaits = 0  # rounds that the program waits for; until then it piles up nothing
         self._waits_since: float | None = None
-        self._goes_on = False  # it waits, but not for ever: then it piles up more
         self._overdue = False
         self._presence = HERE
         self._away_since: float | None = None
