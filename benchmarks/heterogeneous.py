@@ -23,7 +23,7 @@ hardly vary, ABS-SGD's delay buys nothing: expect it to lose there.
 Equal terms. Every algorithm has the same micro-batches, initial model and noise, SGD with averaged
 gradients clipped at norm 1, and a grid of its own of the same size: learning rate times size of a
 round. That is M micro-batches of each worker, which for ABS-SGD means a `min_batch` of as many
-samples of all. What lies beyond the grid was tried for those that it might suit, with one seed:
+samples of all; ASGD, which has no such size, has four learning rates. What lies beyond the grid was tried for those that it might suit, with one seed:
 rates of 0.1, 0.2 and 1.6, M of 1, 32 and 64. Better were DDP with 1.6, by 2 %, and local SGD with
 an M of 32 on `dynamic`, by 18 %. The point with the shortest time to the target on validation
 images is taken, with a seed of its own; then come fresh seeds and test images. Every worker draws
@@ -86,10 +86,14 @@ CONTESTANTS: dict[str, Callable[[int], offbeat.Algorithm]] = {
     "dropcompute": lambda m: offbeat.DropCompute(m, window_rounds=WINDOW_ROUNDS),
     "nonblocking": lambda m: offbeat.NonblockingSGD(m),
     "nonblocking, bank": lambda m: offbeat.NonblockingSGD(m, in_flight="bank"),
+    "asgd": lambda m: offbeat.ASGD(),
+    "asgd, adaptive": lambda m: offbeat.ASGD(delay_adaptive=True),
     "abs": lambda m: offbeat.ABSSGD(min_batch=samples_of(m)),
     "abs, paper": lambda m: offbeat.ABSSGD("finish", patience=0.0, min_batch=samples_of(m)),
     "abs, local": lambda m: offbeat.WaitFreeLocalSGD(min_batch=samples_of(m)),
 }
+RATES_ALONE = (0.8, 0.4, 0.2, 0.1)
+"""Of ASGD, whose every micro-batch is a round: as many points as the others have sizes, or nearly."""
 BASELINES = ("ddp", "lbbsp", "local", "dropcompute")
 
 
@@ -409,7 +413,9 @@ def tuned(name: str, cluster: offbeat.Cluster, sizes: Sizes) -> Point:
     """
     validation = images(sizes.train, sizes.scored).validation
     best, best_s, best_accuracy = None, sizes.horizon_s, 0.0
-    for micro_batches, rate in product(sizes.micro_batches, sizes.rates):
+    alone = name.startswith("asgd")
+    counts, rates = ((1,), RATES_ALONE) if alone else (sizes.micro_batches, sizes.rates)
+    for micro_batches, rate in product(counts, rates):
         point = Point(rate, micro_batches)
         learnt = learn(name, cluster, point, TUNING_SEED, sizes, validation, best_s)
         if learnt.seconds_to_target is not None:
