@@ -93,7 +93,7 @@ CONTESTANTS: dict[str, Callable[[int], offbeat.Algorithm]] = {
     "abs, local": lambda m: offbeat.WaitFreeLocalSGD(min_batch=samples_of(m)),
 }
 RATES_ALONE = (0.8, 0.4, 0.2, 0.1)
-"""Of ASGD, whose every micro-batch is a round: as many points as the others have sizes, or nearly."""
+"""Of ASGD, whose every micro-batch is a round."""
 BASELINES = ("ddp", "lbbsp", "local", "dropcompute")
 
 
