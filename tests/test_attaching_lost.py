@@ -155,15 +155,44 @@ def test_the_others_attach_again_without_one_that_is_killed_between_two_blocks()
         assert one.result == [(4, True), (3, True), (2, True)]
 
 
+def _store_of_own(serves: bool) -> TCPStore:
+    """A store that one worker serves, and the others find."""
+    launcher = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    if not serves:
+        return TCPStore("127.0.0.1", int(launcher.get("port")))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher.set("port", str(store.port))
+    return store
+
+
+def _trains_with_another_rank(dies: bool) -> tuple[int, bool | None] | None:
+    """Worker 0 is killed in the first block, or ends after it; 1 and 2 become 0 and 1."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    _train(offbeat.SyncSGD(), dies and rank == 0)
+    dist.destroy_process_group()
+    if rank == 0:
+        return None
+    store = _store_of_own(serves=rank == 1)
+    dist.init_process_group("gloo", store=store, rank=rank - 1, world_size=2)
+    if rank == 1:
+        time.sleep(1.0)  # the other one waits for it, and must not take it for the one before
+    return _train(offbeat.SyncSGD(), dies=False)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_in_another_process_group_a_rank_is_another_worker(dies: bool) -> None:
+    ended = processes(_trains_with_another_rank, 3, dies, check=False, time_out_s=30)
+    assert ended[0].exit_code == (-signal.SIGKILL if dies else 0)
+    for one in ended[1:]:
+        assert one.error is None, one.error
+        assert one.result == (2, True)
+
+
 def _attaches_without_store(survive: bool) -> str:
     """Worker 0 has the job's store, and is killed before anybody attaches."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    launcher = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
-    if rank == 0:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        launcher.set("port", str(store.port))
-    else:
-        store = TCPStore("127.0.0.1", int(launcher.get("port")))
+    store = _store_of_own(serves=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     dist.barrier()
     if rank == 0:

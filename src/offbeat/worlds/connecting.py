@@ -7,7 +7,8 @@ and know who is missing.
 
 A worker may also have ended before it could say that, between two attached blocks. So a block's
 connections are kept until the next one has its own: nothing is said by them any more, but they end
-with their processes.
+with their processes. Not longer than the process group, in which a rank is one worker's: in the
+next one it may be another's.
 
     worker 0   leaves the block ─── attaches again, waits for 1 and 2 ─────┐ goes on with 1
     worker 1   leaves the block ──────────────────── attaches again ───────┐ goes on with 0

@@ -62,6 +62,7 @@ class Pool:
         self._addresses: dict[str, tuple[set[str], int]] = {}
         self._free: dict[str, list[Store]] = {STORE: [], STANDBY: []}
         self._lost: set[str] = set()
+        self._is_another = True  # torch's store, than that of the latest world
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self.place = STORE
@@ -76,10 +77,19 @@ class Pool:
         """Whether there is one that all could move to."""
         return self.place == STORE and STANDBY in self._first
 
-    def open(self) -> None:
-        """Find both for a world that begins."""
+    def open(self) -> bool:
+        """Find both for a world that begins; whether torch has another process group by now.
+
+        A rank is another worker's then.
+        """
         self.since = -math.inf
         self._lost.discard(self.place)  # if it is there again, an attachment that failed is over
+        self._first_of(STORE)
+        is_another, self._is_another = self._is_another, False
+        self._open_standby()
+        return is_another
+
+    def _open_standby(self) -> None:
         place = launched.standby()
         if self.place != STORE or STANDBY in self._first or place is None:
             return
@@ -218,6 +228,8 @@ class Pool:
         with self._lock:
             self._first[place], self._free[place] = store, []
             self._models.pop(place, None)
+            self._addresses.pop(place, None)
+            self._is_another = self._is_another or place == STORE
         server = _without_prefix(store)
         if isinstance(server, TCPStore):
             note_store(server.port)

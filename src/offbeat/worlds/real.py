@@ -22,7 +22,7 @@ import torch.distributed as dist
 from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, ExpelledError, WorkerLostError
-from offbeat.worlds import base, ending, left_behind  # noqa: F401 - at exit, after all else
+from offbeat.worlds import base, connecting, ending, left_behind  # noqa: F401 - at exit, after all else
 from offbeat.worlds.channels import WithChannels
 from offbeat.worlds.checked import is_of_script, no_store, too_few
 from offbeat.worlds.entrance import Entrance, check_all_alike
@@ -71,6 +71,9 @@ class RealWorld(WithChannels):
             make_default_group()
             _made_default_group = True
         super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed, time_out_s)
+        if pool.open():  # what is known of ranks is of other workers
+            _lost.clear()
+            connecting.forget()
         comes_s = 0.0 if cluster is None or _opened else cluster.join_at(self.rank) or 0.0
         joins = after is not None or comes_s > 0 or (launched.joins() and not _opened)
         if joins and survivors is None:
@@ -80,7 +83,6 @@ class RealWorld(WithChannels):
             )
         if cluster is not None and not (joins or _opened):
             _lost.update(rank for rank in range(self.size) if cluster.join_at(rank))
-        pool.open()
         _opened += after is None
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
         self._settings = cluster, seed, time_out_s
