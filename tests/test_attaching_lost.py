@@ -24,6 +24,7 @@ from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
+from offbeat.worlds.pool import _copy
 
 pytestmark = pytest.mark.real
 
@@ -243,3 +244,28 @@ def _reads_while_waits_are_ended() -> bytes:
 def test_what_a_lost_worker_has_left_stays_there_when_waits_are_ended() -> None:
     (one,) = processes(_reads_while_waits_are_ended, 1)
     assert one.result == b"by a worker"
+
+
+def _attaches_while_it_waits(survive: bool) -> bool:
+    """A thread of the script waits in torch's own client, for what comes when all have trained."""
+    dist.init_process_group("gloo")
+    client = dist.distributed_c10d._get_default_store()
+    key = f"trained/{os.environ['RANK']}"
+    waiter = threading.Thread(target=client.wait, args=([key], timedelta(hours=1)), daemon=True)
+    waiter.start()
+    time.sleep(0.3)  # it is in there
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offbeat.attach(model, optimizer, survive=survive):
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+    waits = waiter.is_alive()
+    _copy(client).set(key, "1")
+    waiter.join()
+    return waits
+
+
+@pytest.mark.parametrize("survive", [True, False])
+def test_a_script_that_waits_in_torchs_store_can_attach(survive: bool) -> None:
+    ended = processes(_attaches_while_it_waits, 2, survive, time_out_s=30)
+    assert [one.result for one in ended] == [True, True]

@@ -125,7 +125,7 @@ class RealWorld(WithChannels):
             self._liveness.watch()
         if self.survives and not self.joins:  # from here on
             self.control.call(lambda client: client.set("members", json.dumps(began_with)))
-            self.control.call(lambda _: pool.tell(launched.say_survives, _opened))
+            self.control.kept().call(lambda client: launched.say_survives(client, _opened))
         # The first says it for all, since launchers differ, and who reduces in another way hangs.
         all_within = self.control.add("within one host", 0) >= len(self.members)
         mine = b"%d" % (_SMALL_BYTES_ON_ONE_HOST if all_within else _SMALL_BYTES)
@@ -163,7 +163,7 @@ class RealWorld(WithChannels):
         self.let_in()
 
     def _entrance(self) -> Entrance:
-        theirs = launched.world_number(pool.root())
+        theirs = launched.world_number(self._entered.mine())
         if theirs != _opened:
             raise WorkerLostError(
                 f"worker {self.rank} was started to join the others, but they attach for the "
@@ -172,7 +172,7 @@ class RealWorld(WithChannels):
         return Entrance(self.rank, self._entered, self.check)
 
     def say_joined(self) -> None:
-        launched.say_joined(pool.root())
+        launched.say_joined(self.clients.mine())
         assert isinstance(self._liveness, Mesh)
         self._liveness.has_joined()
 
