@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import offbeat
 from offbeat.alike import FirstModel
@@ -244,6 +244,43 @@ def _reads_while_waits_are_ended() -> bytes:
 def test_what_a_lost_worker_has_left_stays_there_when_waits_are_ended() -> None:
     (one,) = processes(_reads_while_waits_are_ended, 1)
     assert one.result == b"by a worker"
+
+
+def _ends_waits(libuv: bool) -> tuple[bytes, bytes]:
+    """This worker's waits are ended just when another one writes what one of them is for."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
+    dist.init_process_group("gloo", store=server, rank=0, world_size=1)
+    world = enter_world(survivors=1)
+    compare_set = PrefixStore.compare_set
+
+    def then_another(client: Any, key: str, *words: str) -> Any:
+        stands = compare_set(client, key, *words)
+        if key == "key/left":
+            client.set(key, b"by a worker")
+        return stands
+
+    def read(key: str) -> None:
+        with suppress(WorkerLostError):
+            world.control.get(key)
+
+    PrefixStore.compare_set = then_another
+    readers = [threading.Thread(target=read, args=(key,), daemon=True) for key in ("left", "never")]
+    for reader in readers:
+        reader.start()
+    while len(world.waits_for) < 2:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    world.control.wake_all()  # type: ignore[attr-defined]
+    for reader in readers:
+        reader.join()
+    found = world.control.stands("left"), world.control.stands("never")
+    leave_world(world)
+    return found
+
+
+@pytest.mark.parametrize("libuv", [True, False])
+def test_a_value_that_comes_while_waits_are_ended_is_not_lost(libuv: bool) -> None:
+    (one,) = processes(_ends_waits, 1, libuv, time_out_s=20)
+    assert one.result == (b"by a worker", store._WAKE)
 
 
 def _attaches_while_it_waits(survive: bool) -> bool:
