@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import offbeat
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
 from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
+from offbeat.worlds.pool import _copy
 
 pytestmark = pytest.mark.real
 
@@ -155,15 +156,44 @@ def test_the_others_attach_again_without_one_that_is_killed_between_two_blocks()
         assert one.result == [(4, True), (3, True), (2, True)]
 
 
+def _store_of_own(serves: bool) -> TCPStore:
+    """A store that one worker serves, and the others find."""
+    launcher = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    if not serves:
+        return TCPStore("127.0.0.1", int(launcher.get("port")))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher.set("port", str(store.port))
+    return store
+
+
+def _trains_with_another_rank(dies: bool) -> tuple[int, bool | None] | None:
+    """Worker 0 is killed in the first block, or ends after it; 1 and 2 become 0 and 1."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    _train(offbeat.SyncSGD(), dies and rank == 0)
+    dist.destroy_process_group()
+    if rank == 0:
+        return None
+    store = _store_of_own(serves=rank == 1)
+    dist.init_process_group("gloo", store=store, rank=rank - 1, world_size=2)
+    if rank == 1:
+        time.sleep(1.0)  # the other one waits for it, and must not take it for the one before
+    return _train(offbeat.SyncSGD(), dies=False)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_in_another_process_group_a_rank_is_another_worker(dies: bool) -> None:
+    ended = processes(_trains_with_another_rank, 3, dies, check=False, time_out_s=30)
+    assert ended[0].exit_code == (-signal.SIGKILL if dies else 0)
+    for one in ended[1:]:
+        assert one.error is None, one.error
+        assert one.result == (2, True)
+
+
 def _attaches_without_store(survive: bool) -> str:
     """Worker 0 has the job's store, and is killed before anybody attaches."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    launcher = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
-    if rank == 0:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        launcher.set("port", str(store.port))
-    else:
-        store = TCPStore("127.0.0.1", int(launcher.get("port")))
+    store = _store_of_own(serves=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     dist.barrier()
     if rank == 0:
@@ -214,3 +244,65 @@ def _reads_while_waits_are_ended() -> bytes:
 def test_what_a_lost_worker_has_left_stays_there_when_waits_are_ended() -> None:
     (one,) = processes(_reads_while_waits_are_ended, 1)
     assert one.result == b"by a worker"
+
+
+def _ends_waits(libuv: bool) -> tuple[bytes, bytes]:
+    """This worker's waits are ended just when another one writes what one of them is for."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
+    dist.init_process_group("gloo", store=server, rank=0, world_size=1)
+    world = enter_world(survivors=1)
+    compare_set = PrefixStore.compare_set
+
+    def then_another(client: Any, key: str, *words: str) -> Any:
+        stands = compare_set(client, key, *words)
+        if key == "key/left":
+            client.set(key, b"by a worker")
+        return stands
+
+    def read(key: str) -> None:
+        with suppress(WorkerLostError):
+            world.control.get(key)
+
+    PrefixStore.compare_set = then_another
+    readers = [threading.Thread(target=read, args=(key,), daemon=True) for key in ("left", "never")]
+    for reader in readers:
+        reader.start()
+    while len(world.waits_for) < 2:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    world.control.wake_all()  # type: ignore[attr-defined]
+    for reader in readers:
+        reader.join()
+    found = world.control.stands("left"), world.control.stands("never")
+    leave_world(world)
+    return found
+
+
+@pytest.mark.parametrize("libuv", [True, False])
+def test_a_value_that_comes_while_waits_are_ended_is_not_lost(libuv: bool) -> None:
+    (one,) = processes(_ends_waits, 1, libuv, time_out_s=20)
+    assert one.result == (b"by a worker", store._WAKE)
+
+
+def _attaches_while_it_waits(survive: bool) -> bool:
+    """A thread of the script waits in torch's own client, for what comes when all have trained."""
+    dist.init_process_group("gloo")
+    client = dist.distributed_c10d._get_default_store()
+    key = f"trained/{os.environ['RANK']}"
+    waiter = threading.Thread(target=client.wait, args=([key], timedelta(hours=1)), daemon=True)
+    waiter.start()
+    time.sleep(0.3)  # it is in there
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offbeat.attach(model, optimizer, survive=survive):
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+    waits = waiter.is_alive()
+    _copy(client).set(key, "1")
+    waiter.join()
+    return waits
+
+
+@pytest.mark.parametrize("survive", [True, False])
+def test_a_script_that_waits_in_torchs_store_can_attach(survive: bool) -> None:
+    ended = processes(_attaches_while_it_waits, 2, survive, time_out_s=30)
+    assert [one.result for one in ended] == [True, True]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.errors import NobodyToJoinError
 from offbeat.testing import processes
+from offbeat.worlds import entrance
+from offbeat.worlds.entrance import Entrance
+from offbeat.worlds.peers import Door, knock
 from offbeat.worlds.pool import Pool
 
 pytestmark = pytest.mark.real
@@ -187,6 +196,129 @@ def test_who_comes_back_when_all_others_were_killed_says_so() -> None:
     zero, one = processes(_comes_back_to_nobody, 2, check=False, time_out_s=15)
     assert zero.exit_code == -signal.SIGKILL
     assert isinstance(one.error, NobodyToJoinError), one.error
+
+
+class Street:
+    """A job's store, and what a joiner finds where workers have said that they can be called."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.heard: list[int | None] = []
+        self._sockets: list[socket.socket] = []
+
+    def silent(self, rank: int) -> Door:
+        """Another process has the port, and says nothing."""
+        door = Door(backlog=8)
+        self.store.set(f"mesh/{rank}", door.place)
+        self._sockets.append(door.server)
+        return door
+
+    def answers(self, rank: int) -> None:
+        """The worker itself."""
+        door = self.silent(rank)
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    with door.server.accept()[0] as caller:
+                        self.heard.append(door.asked_by(caller))
+
+        threading.Thread(target=answer, daemon=True).start()
+
+    def of_another(self, rank: int) -> None:
+        """Another worker has the port by now, and answers who means it."""
+        self.answers(rank)
+        host, port, word = bytes(self.store.get(f"mesh/{rank}")).decode().split()
+        self.store.set(f"mesh/{rank}", f"{host} {port} {int(word) ^ 1}")
+
+    def off(self, rank: int) -> None:
+        """Its host is off: nobody answers, not even a kernel."""
+        door = self.silent(rank)
+        door.server.listen(0)
+        for _ in range(4):  # no more fit in, and are not heard
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(door.server.getsockname())
+            self._sockets.append(one)
+
+    def joiner(self, members: list[int], check: Callable[[], None] = lambda: None) -> Entrance:
+        self.store.set("members", json.dumps(members))
+        clients: Any = SimpleNamespace(mine=lambda: self.store)
+        return Entrance(9, clients, check)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # whoever accepts comes out
+            each.close()
+
+
+class EndsAsOneKnocks(HashStore):  # type: ignore[misc]
+    """The store of a job whose workers end well just when a joiner looks where their doors are."""
+
+    def check(self, keys: list[str]) -> bool:
+        if keys == ["mesh/1"]:
+            for rank in range(2):
+                self.set(f"departed/{rank}", "1")
+        return bool(super().check(keys))
+
+
+@pytest.fixture
+def street(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Street]:
+    monkeypatch.setattr(entrance, "end_in_a_sentence", lambda: None)
+    monkeypatch.setattr(entrance, "_IN_VAIN", 3)
+    monkeypatch.setattr(entrance, "_HEAR_S", 0.5)
+    made = Street(getattr(request, "param", HashStore)())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["silent", "of_another", "off"])
+@pytest.mark.timeout(60)
+def test_a_joiner_does_not_wait_for_whoever_has_a_dead_workers_port(
+    street: Street, kind: str
+) -> None:
+    for rank in range(2):
+        getattr(street, kind)(rank)
+    with pytest.raises(NobodyToJoinError, match="none of them answers any more"):
+        street.joiner([0, 1, 9]).others()
+    assert bool(street.heard) == (kind == "of_another")
+
+
+@pytest.mark.timeout(60)
+def test_a_joiner_waits_for_as_long_as_one_of_them_answers(street: Street) -> None:
+    """The hosts of three others are off; the fourth one takes its time."""
+    for rank in range(3):
+        street.off(rank)
+    street.answers(3)
+
+    def attach() -> None:
+        if len(street.heard) >= 5:  # more than in vain
+            for rank in range(4):
+                street.store.set(f"entrance/{rank}", json.dumps({"of": rank}))
+
+    assert street.joiner([0, 1, 2, 3], attach).others() == {"of": 0}
+
+
+@pytest.mark.parametrize("street", [EndsAsOneKnocks], indirect=True)
+def test_a_joiner_does_not_call_those_killed_who_end_as_it_knocks(street: Street) -> None:
+    for rank in range(2):
+        street.silent(rank).server.close()
+    with pytest.raises(NobodyToJoinError, match="they have ended their training"):
+        street.joiner([0, 1]).others()
+
+
+def _knocks() -> tuple[set[int], set[int]]:
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with offbeat.attach(model, optimizer, survive=True) as dp:
+        client = vars(dp._world)["clients"].mine()
+        return knock(client, {0, 1, 2} - {dp.rank}, 20.0)
+
+
+def test_who_listens_answers_a_knock() -> None:
+    told = [each.result for each in processes(_knocks, 3)]
+    assert told == [({1, 2}, set()), ({0, 2}, set()), ({0, 1}, set())]
 
 
 def _listens_late(seconds: float) -> list[Any]:

@@ -7,7 +7,8 @@ and know who is missing.
 
 A worker may also have ended before it could say that, between two attached blocks. So a block's
 connections are kept until the next one has its own: nothing is said by them any more, but they end
-with their processes.
+with their processes. Not longer than the process group, in which a rank is one worker's: in the
+next one it may be another's.
 
     worker 0   leaves the block ─── attaches again, waits for 1 and 2 ─────┐ goes on with 1
     worker 1   leaves the block ──────────────────── attaches again ───────┐ goes on with 0
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from offbeat.worlds.peers import CONNECT_S, HELLO, call, is_there
+from offbeat.worlds.peers import CONNECT_S, Door, call, knock
 
 _COME_S = 1800.0  # how long others may take to attach
 _LOOK_S = 0.1
@@ -37,36 +38,41 @@ def keep(peers: dict[int, socket.socket], ended: Iterable[int]) -> None:
     _kept.update(peers)
 
 
+def forget() -> None:
+    """Let go of the connections of the block before."""
+    while _kept:
+        if (before := _kept.popitem()[1]) is not None:
+            before.close()
+
+
 def connected(
-    server: socket.socket, client: Any, rank: int, members: tuple[int, ...]
+    door: Door, client: Any, rank: int, members: tuple[int, ...]
 ) -> dict[int, socket.socket]:
     """Connections to all other members, but for those who have ended meanwhile."""
     members = _come(client, members)
     peers: dict[int, socket.socket] = {}
     for each in (each for each in members if each < rank):
         with suppress(ConnectionError):  # it has ended
-            peer = call(client, each)
-            peer.sendall(HELLO.pack(rank))
-            peers[each] = peer
+            peers[each] = call(client, each, rank)
     above, until = {each for each in members if each > rank}, time.monotonic() + CONNECT_S
-    server.settimeout(_KNOCK_S)
+    door.server.settimeout(_KNOCK_S)
     while above - peers.keys():
         try:
-            peer = server.accept()[0]
+            peer = door.server.accept()[0]
         except TimeoutError:
             if time.monotonic() > until:
                 raise
-            above = {each for each in above if each in peers or is_there(client, each)}
+            above -= knock(client, above - peers.keys(), _LOOK_S)[1]
             continue
         peer.settimeout(CONNECT_S)
-        hello = peer.recv(HELLO.size, socket.MSG_WAITALL)
-        if len(hello) == HELLO.size:
-            peers[HELLO.unpack(hello)[0]] = peer
-        else:  # it has only knocked
+        caller = None
+        with suppress(OSError):  # it has ended, too
+            caller = door.asked_by(peer)
+        if caller is None:
             peer.close()
-    while _kept:
-        if (before := _kept.popitem()[1]) is not None:
-            before.close()
+        else:
+            peers[caller] = peer
+    forget()
     return peers
 
 

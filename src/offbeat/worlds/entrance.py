@@ -12,7 +12,9 @@ quicker, because a worker was lost or another one has joined, it looks who the m
 tries again. So nobody has a part in it but by hearing that the members have changed.
 
 If all members were killed, nobody has said so. So while it waits, it knocks at their doors now and
-then: all of them refuse.
+then: all of them refuse. A door may be another one's by then, which does not know the word by which
+the member can be called (peers.py); and a host that is off says nothing. So members are there only
+for as long as one of them answers now and then.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ from typing import Any
 from offbeat.errors import DisagreementError, NobodyToJoinError
 from offbeat.worlds.checked import first_difference
 from offbeat.worlds.membership import THROUGH
-from offbeat.worlds.peers import HELLO, call, is_there
+from offbeat.worlds.peers import HERE, call, knock
 from offbeat.worlds.sockets import noting
 from offbeat.worlds.store import Clients
 from offbeat.worlds.too_late import end_in_a_sentence
 
 _ANSWER_S = 5.0
 _AGAIN_S = 0.02
-_KNOCK_S = 0.5
+_KNOCK_S, _HEAR_S = 0.5, 1.0
+_IN_VAIN = 60
+"""So often in a row nobody answers a knock, until nobody is taken to be there: a minute or so. Not
+by the clock, since a joiner that was stopped itself has not knocked."""
+_ENDED = "their processes have ended without a goodbye"
+_SILENT = "none of them answers any more"
 MOVED = "moved"
 """In the standby of the store, the epoch that all have begun with there (failover.py)."""
 REFUSES = "refuses"
@@ -51,6 +58,7 @@ class Entrance:
         self._check = check
         end_in_a_sentence()
         self._knocks_at = time.monotonic() + _KNOCK_S
+        self._in_vain = 0
         self.peers: _Peers = {}
         """Members that have answered."""
 
@@ -105,9 +113,8 @@ class Entrance:
     def _call(self, rank: int) -> bool:
         """Connect to a member; False if it does not answer, perhaps not any more, or not yet."""
         with suppress(OSError), noting():
-            peer = call(self._clients.mine(), rank, _ANSWER_S)
-            peer.sendall(HELLO.pack(self._rank))
-            if peer.recv(1):
+            peer = call(self._clients.mine(), rank, self._rank, _ANSWER_S)
+            if peer.recv(1) == HERE:
                 self.peers[rank] = peer
                 return True
             peer.close()
@@ -115,22 +122,28 @@ class Entrance:
 
     def _pause(self, members: list[int]) -> None:
         self._check()
-        if self._clients.mine().check([f"departed/{rank}" for rank in members[:1]]):
-            raise nobody_to_join(self._rank)
+        self._hear_goodbyes(members[:1])
         if time.monotonic() > self._knocks_at:
+            self._knock(members)
             self._knocks_at = time.monotonic() + _KNOCK_S
-            if not self._any_is_there(members):
-                raise nobody_to_join(self._rank, "their processes have ended without a goodbye")
         time.sleep(_AGAIN_S)
 
-    def _any_is_there(self, members: list[int]) -> bool:
-        """Whether one of these can be called, or another one has joined them meanwhile."""
-        client = self._clients.mine()
-        for rank in members:
-            said = client.check([f"mesh/{rank}"])  # not yet at the standby, perhaps
-            if rank != self._rank and (not said or is_there(client, rank, _ANSWER_S)):
-                return True
-        return self.newest()[0] != members
+    def _knock(self, members: list[int]) -> None:
+        """Raise if none of these is there, unless another one has joined them meanwhile."""
+        others = [rank for rank in members if rank != self._rank]
+        there, ended = knock(self._clients.mine(), others, _HEAR_S)
+        self._in_vain = 0 if there else self._in_vain + 1
+        if (all_ended := ended.issuperset(others)) or self._in_vain >= _IN_VAIN:
+            if self.newest()[0] != members:
+                self._in_vain = 0
+                return
+            self._hear_goodbyes(others)  # they may have ended well since this was last asked
+            raise nobody_to_join(self._rank, _ENDED if all_ended else _SILENT)
+
+    def _hear_goodbyes(self, members: list[int]) -> None:
+        """Raise if one of these has come to the end: all others have, too."""
+        if any(self._clients.mine().check([f"departed/{rank}"]) for rank in members):
+            raise nobody_to_join(self._rank)
 
 
 def nobody_to_join(rank: int, why: str = "they have ended their training") -> NobodyToJoinError:

@@ -102,7 +102,7 @@ class Moving:
             if not part.may_go_on(has_store=False):
                 raise refusal(self._why, part)
             client.compare_set(MOVED, "", json.dumps(self._proposal(epoch + 1, part)))
-            launched.say_moved(pool.root())
+            launched.say_moved(client)
         return dict(json.loads(bytes(client.get(MOVED))))
 
     def _newest(self, come: Iterable[int]) -> tuple[int, list[list[int]]]:

@@ -8,7 +8,7 @@ thread of every worker listens to all of them:
     "S"              the store is lost, and this worker has come to its standby (failover.py)
     "J"              the same, because the other side joins: there is time until a round has ended
     "."              a beat, every so often. Nobody answers: that is the kernel's business
-    "A"              the first thing that a worker hears which has called, to join
+    "A"              the first thing that a worker hears which has called, to join; or has knocked
     the end of it    the process has ended, without a goodbye
 
 A process that is stopped or swapping keeps its connections, and its kernel answers. A machine that
@@ -44,9 +44,9 @@ from offbeat.worlds.entrance import Entrance, nobody_to_join
 from offbeat.worlds.epochs import Epochs
 from offbeat.worlds.failover import StoreWatch
 from offbeat.worlds.membership import FREEZE_S
-from offbeat.worlds.peers import HELLO, has_ended, has_said_all, prepare, send, unanswered_s
+from offbeat.worlds.peers import HERE, Door, has_ended, has_said_all, prepare, send, unanswered_s
 from offbeat.worlds.pool import STANDBY, STORE, Store, StoreMovedError, pool
-from offbeat.worlds.sockets import leave_alone, noting, own_address
+from offbeat.worlds.sockets import leave_alone, noting
 from offbeat.worlds.store import Clients
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Mesh(Epochs):
         """Connect to everybody, if not alone yet, and begin to listen; every worker does."""
         with noting():
             self._here, self._there = socket.socketpair()
-            self._server = socket.create_server((own_address(), 0), backlog=self._world.size)
+            self._door = Door(backlog=self._world.size)
+            self._server = self._door.server
             try:
                 # Connected now: that may take seconds, in which this worker would be silent; and
                 # minutes once the store's host is cut off.
@@ -81,7 +82,7 @@ class Mesh(Epochs):
                 if not alone:
                     self._publish()
                     everyone = self._world.rank, self._world.members
-                    self._peers = connected(self._server, self._client, *everyone)
+                    self._peers = connected(self._door, self._client, *everyone)
                     self._ended |= {*everyone[1]} - {*self._peers, self._world.rank}
                     self._server.setblocking(False)
             except (OSError, RuntimeError) as error:
@@ -169,9 +170,8 @@ class Mesh(Epochs):
 
     def _publish(self) -> None:
         """Say where this worker can be called."""
-        host, port = self._server.getsockname()[:2]
         self._client.delete_key(f"departed/{self._world.rank}")
-        self._client.set(f"mesh/{self._world.rank}", f"{host} {port}")
+        self._client.set(f"mesh/{self._world.rank}", self._door.place)
 
     def _open_again(self) -> None:
         self._publish()
@@ -185,13 +185,14 @@ class Mesh(Epochs):
         self._selector.register(peer, selectors.EVENT_READ, rank)
 
     def _answer(self) -> None:
-        """Somebody calls, to join: it is a peer from here on, if its rank is free."""
+        """Somebody knocks; or calls, to join: it is a peer from here on, if its rank is free."""
         with suppress(OSError), noting():
             caller = self._server.accept()[0]
             caller.settimeout(self._beat_s)  # it says at once who it is; this worker must beat
-            hello = caller.recv(HELLO.size, socket.MSG_WAITALL)
-            (rank,) = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1,)
-            if not 0 <= rank < self._world.size or rank in self._world.members or self._closing:
+            # Who is on its way in has the rank of a lost one, and must not pass for it.
+            rank = self._door.asked_by(caller) if self._is_member else None
+            free = {*range(self._world.size)}.difference(self._world.members)
+            if rank is None or rank not in free or self._closing:
                 caller.close()  # it calls again; if its rank was lost, this worker knows by then
                 return
             if (before := self._peers.pop(rank, None)) is not None:
@@ -201,7 +202,7 @@ class Mesh(Epochs):
             self._ended.discard(rank)
             self._peers[rank] = caller
             self._listen_to(rank, caller)
-            send(caller, b"A")
+            send(caller, HERE)
 
     # --- listening -------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ its connection was cut:
 So a thread of its own connects, and whoever needs the client leaves it behind. And it first asks
 something by a connection that is there, which ends when that is cut: few threads are left behind
 (left_behind.py: what becomes of those).
+
+**torch's own client belongs to the program**, which may wait in it for hours, for a key of another
+worker's: whoever asked something by it would stand in line. So it is copied, and not asked.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -37,7 +39,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
 from offbeat import launched
-from offbeat.worlds.sockets import addresses, cut_towards, note_store
+from offbeat.worlds.sockets import addresses, cut_towards, is_connected_to, note_store
 
 # poll(2) counts milliseconds in 31 bits; a wait that outlives this begins again.
 LONG = timedelta(days=10)
@@ -62,6 +64,7 @@ class Pool:
         self._addresses: dict[str, tuple[set[str], int]] = {}
         self._free: dict[str, list[Store]] = {STORE: [], STANDBY: []}
         self._lost: set[str] = set()
+        self._is_another = True  # torch's store, than that of the latest world
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self.place = STORE
@@ -76,10 +79,19 @@ class Pool:
         """Whether there is one that all could move to."""
         return self.place == STORE and STANDBY in self._first
 
-    def open(self) -> None:
-        """Find both for a world that begins."""
+    def open(self) -> bool:
+        """Find both for a world that begins; whether torch has another process group by now.
+
+        A rank is another worker's then.
+        """
         self.since = -math.inf
         self._lost.discard(self.place)  # if it is there again, an attachment that failed is over
+        self._first_of(STORE)
+        is_another, self._is_another = self._is_another, False
+        self._open_standby()
+        return is_another
+
+    def _open_standby(self) -> None:
         place = launched.standby()
         if self.place != STORE or STANDBY in self._first or place is None:
             return
@@ -91,19 +103,6 @@ class Pool:
             return
         self._note(STANDBY, client)
         self._models[STANDBY] = client
-
-    def root(self) -> Store:
-        """The store in use, without any prefix: where the launcher looks for keys."""
-        return _without_prefix(self._first_of(self.place))
-
-    def tell(self, say: Callable[..., None], *words: Any) -> None:
-        """Have the same told to the roots of the standby, if there is one, and of the store."""
-        if self.has_standby:
-            try:
-                say(_without_prefix(self._first_of(STANDBY)), *words)
-            except RuntimeError:
-                self.drop_standby()
-        say(self.root(), *words)
 
     def move(self, place: str) -> bool:
         """This place is lost: use the other one from now on. False if there is none."""
@@ -184,13 +183,19 @@ class Pool:
         first = self._first_of(place)
         model = self._models.get(place)
         if model is None:
-            first.check(["offbeat"])  # raises if it is dead: a copy tries for 30 minutes to connect
+            if not self._is_there(place):  # a copy would try for 30 minutes to connect
+                first.check(["offbeat"])  # raises if it is dead
             model = _copy(first)
             model.set_timeout(_CONNECT)
             with self._lock:
                 if self._first.get(place) is first:
                     self._models.setdefault(place, model)
         return model
+
+    def _is_there(self, place: str) -> bool:
+        """Whether the store at that place has surely not ended."""
+        address = self._addresses.get(place)
+        return address is not None and is_connected_to(*address)
 
     def give_back(self, place: str, client: Store) -> None:
         """Have another one use it."""
@@ -218,6 +223,8 @@ class Pool:
         with self._lock:
             self._first[place], self._free[place] = store, []
             self._models.pop(place, None)
+            self._addresses.pop(place, None)
+            self._is_another = self._is_another or place == STORE
         server = _without_prefix(store)
         if isinstance(server, TCPStore):
             note_store(server.port)

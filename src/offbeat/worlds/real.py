@@ -22,7 +22,7 @@ import torch.distributed as dist
 from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ClosedError, EpochOver, ExpelledError, WorkerLostError
-from offbeat.worlds import base, ending, left_behind  # noqa: F401 - at exit, after all else
+from offbeat.worlds import base, connecting, ending, left_behind  # noqa: F401 - at exit, after all else
 from offbeat.worlds.channels import WithChannels
 from offbeat.worlds.checked import is_of_script, no_store, too_few
 from offbeat.worlds.entrance import Entrance, check_all_alike
@@ -71,6 +71,9 @@ class RealWorld(WithChannels):
             make_default_group()
             _made_default_group = True
         super().__init__(dist.get_rank(), dist.get_world_size(), cluster, seed, time_out_s)
+        if pool.open():  # what is known of ranks is of other workers
+            _lost.clear()
+            connecting.forget()
         comes_s = 0.0 if cluster is None or _opened else cluster.join_at(self.rank) or 0.0
         joins = after is not None or comes_s > 0 or (launched.joins() and not _opened)
         if joins and survivors is None:
@@ -80,7 +83,6 @@ class RealWorld(WithChannels):
             )
         if cluster is not None and not (joins or _opened):
             _lost.update(rank for rank in range(self.size) if cluster.join_at(rank))
-        pool.open()
         _opened += after is None
         self.clients = Clients(f"offbeat/{_opened}/{self.epoch}")
         self._settings = cluster, seed, time_out_s
@@ -123,7 +125,7 @@ class RealWorld(WithChannels):
             self._liveness.watch()
         if self.survives and not self.joins:  # from here on
             self.control.call(lambda client: client.set("members", json.dumps(began_with)))
-            self.control.call(lambda _: pool.tell(launched.say_survives, _opened))
+            self.control.kept().call(lambda client: launched.say_survives(client, _opened))
         # The first says it for all, since launchers differ, and who reduces in another way hangs.
         all_within = self.control.add("within one host", 0) >= len(self.members)
         mine = b"%d" % (_SMALL_BYTES_ON_ONE_HOST if all_within else _SMALL_BYTES)
@@ -161,7 +163,7 @@ class RealWorld(WithChannels):
         self.let_in()
 
     def _entrance(self) -> Entrance:
-        theirs = launched.world_number(pool.root())
+        theirs = launched.world_number(self._entered.mine())
         if theirs != _opened:
             raise WorkerLostError(
                 f"worker {self.rank} was started to join the others, but they attach for the "
@@ -170,7 +172,7 @@ class RealWorld(WithChannels):
         return Entrance(self.rank, self._entered, self.check)
 
     def say_joined(self) -> None:
-        launched.say_joined(pool.root())
+        launched.say_joined(self.clients.mine())
         assert isinstance(self._liveness, Mesh)
         self._liveness.has_joined()
 

@@ -109,12 +109,38 @@ def addresses(host: str) -> set[str]:
 
 def cut_towards(hosts: set[str], port: int) -> None:
     """End every connection of this process to a port of a host: who waits there gets an error."""
+    for copy in _towards(hosts, port):
+        with suppress(OSError):
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+def is_connected_to(hosts: set[str], port: int) -> bool:
+    """Whether a connection of this process to a port of a host has surely not ended.
+
+    It is looked at from outside: a thread that waits there, perhaps for long, does not notice.
+    """
+    if socket.getdefaulttimeout() is not None:  # a copy would have the original not block any more
+        return False
+    return any(map(_is_open, _towards(hosts, port)))
+
+
+def _is_open(one: socket.socket) -> bool:
+    with suppress(OSError):
+        try:
+            return bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:  # nothing to read
+            return True
+    return False
+
+
+def _towards(hosts: set[str], port: int) -> Iterator[socket.socket]:
+    """Copies of all connections of this process to a port of a host, one after the other."""
     for fd in _open_sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6):
                 host, its_port = copy.getpeername()[:2]
                 if its_port == port and host.removeprefix("::ffff:") in hosts:
-                    copy.shutdown(socket.SHUT_RDWR)
+                    yield copy
 
 
 def listening_ports(sockets: Sockets) -> set[int]:

@@ -183,7 +183,9 @@ class Control(base.Control):
             for key, epoch in list(self._world.waits_for):
                 # Not one that has a value by now: nobody waits for it, and others may yet read it.
                 if epoch < before and client.compare_set(key, "", _WAKE.decode()) == _WAKE:
-                    client.set(key, _WAKE)  # c10d's other server wakes nobody by compare_set
+                    # c10d's other server wakes nobody by compare_set. A `set` would, but what
+                    # another worker has set in between would be lost. To append nothing keeps it.
+                    client.append(key, "")
 
     def call(self, call: Callable[[Store], T]) -> T:
         """Have this thread's client make a call that does not wait for others."""
