@@ -23,12 +23,13 @@ hardly vary, ABS-SGD's delay buys nothing: expect it to lose there.
 Equal terms. Every algorithm has the same micro-batches, initial model and noise, SGD with averaged
 gradients clipped at norm 1, and a grid of its own of the same size: learning rate times size of a
 round. That is M micro-batches of each worker, which for ABS-SGD means a `min_batch` of as many
-samples of all; ASGD, which has no such size, has four learning rates. What lies beyond the grid was tried for those that it might suit, with one seed:
-rates of 0.1, 0.2 and 1.6, M of 1, 32 and 64. Better were DDP with 1.6, by 2 %, and local SGD with
-an M of 32 on `dynamic`, by 18 %. The point with the shortest time to the target on validation
-images is taken, with a seed of its own; then come fresh seeds and test images. Every worker draws
-from all the data: static shards would favour the data of fast workers. The target counts as
-reached when the mean of five evaluations is, and there a run ends. The rows hold all evaluations.
+samples of all; ASGD, which has no such size, has four learning rates. What lies beyond the grid was
+tried for those that it might suit, with one seed: rates of 0.1, 0.2 and 1.6, M of 1, 32 and 64.
+Better were DDP with 1.6, by 2 %, and local SGD with an M of 32 on `dynamic`, by 18 %. The point
+with the shortest time to the target on validation images is taken, with a seed of its own; then
+come fresh seeds and test images. Every worker draws from all the data: static shards would favour
+the data of fast workers. The target counts as reached when the mean of five evaluations is, and
+there a run ends. The rows hold all evaluations.
 
     ddp          SyncSGD in virtual time; in the real world DistributedDataParallel, paced by hand
     abs, paper   ABSSGD(in_flight="finish", patience=0): all is one round late, as in its abstract
