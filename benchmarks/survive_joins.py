@@ -2,7 +2,8 @@
 
 The state that travels is of 100 MB: a model of 50, and its momentum. The *stall* of a trial is the
 longest step of any of the others while the joiner attached, less the median of their steps. A step
-in which a worker was lost is none of them: that is what `kill` in survive.py measures.
+in which a worker was lost is none of them: that is what `kill` in survive.py measures. What as many
+steps come to when nobody joins, `quiet_s`, is that of each worker's last ones.
 
     join            a worker is killed, started again, and joins
     giver killed    the same; and who gives its state to the joiner, or the first of several, is
@@ -111,17 +112,22 @@ def trial(algorithm: offbeat.Algorithm, fault: str, random: Random) -> dict[str,
     others = [each["steps"] for each in told if each["joins"] is None]
     windows = [each["joins"] for each in told if each["joins"] is not None]
     usual = statistics.median([took_s for steps in others for _, took_s, _ in steps] or [0.0])
-    within = [
-        took_s
-        for steps in others
-        for from_s, took_s, lost in steps
-        if not lost and any(from_s < until and from_s + took_s > since for since, until in windows)
-    ]
+    within, last = [], []
+    for steps in others:
+        while_joining = [
+            took_s
+            for from_s, took_s, lost in steps
+            if not lost
+            and any(from_s < until and from_s + took_s > since for since, until in windows)
+        ]
+        within += while_joining
+        last += [took_s for _, took_s, _ in steps[len(steps) - len(while_joining) :]]
     return {
         "fired": again == expected,
         "survived": whole,
         "identical": whole and all(each["identical"] for each in told),
         "stall_s": max(0.0, max(within) - usual) if within else None,
+        "quiet_s": max(0.0, max(last) - usual) if last else 0.0,
         "step_s": usual,
         "lost_samples": told[0]["lost"] if told else None,
     }
