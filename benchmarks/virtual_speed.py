@@ -10,13 +10,16 @@ programs on the machine do not count. Plain steps of as many models in turn as t
 show how much of the difference is the processor's cache.
 
 A race by timing alone, `offbeat race --task timing`, has no tensors: its worker-steps a second are
-those of whole runs, their start included.
+those of whole runs, their start included. Once by the processor's seconds of one run after another;
+and once as a person has it, several seeds on all cores (`--jobs`), by the seconds on the wall from
+the first run's start to the last one's end, the start of the processes included.
 
     python benchmarks/virtual_speed.py [--quick] [--json FILE]
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Generator
@@ -72,20 +75,34 @@ def plain_step_s(steps: int, models: int = 1) -> float:
     return (time.process_time() - began) / (steps // models * models)
 
 
-def timed_steps_per_s(algorithm: str, workers: int, rounds: int) -> float:
-    """Return worker-steps a second of a race by timing alone."""
-    race = Race.of(
+def timing(algorithm: str, workers: int, rounds: int, seeds: int = 1) -> Race:
+    """A race by timing alone."""
+    return Race.of(
         [algorithm],
         cluster="two-slow-of-eight",
         task="timing",
         workers=workers,
         until=f"{rounds}rounds",
-        seeds=1,
+        seeds=seeds,
     )
+
+
+def timed_steps_per_s(algorithm: str, workers: int, rounds: int) -> float:
+    """Return worker-steps a second of a race by timing alone, in one process."""
+    race = timing(algorithm, workers, rounds)
     began = time.process_time()
     (result,) = race.run().results
     assert result.steps, result.error
     return result.steps / (time.process_time() - began)
+
+
+def timed_steps_per_s_on_all_cores(algorithm: str, workers: int, rounds: int) -> float:
+    """Return worker-steps a second of four seeds by timing alone, on all cores."""
+    race = timing(algorithm, workers, rounds, seeds=4)
+    began = time.perf_counter()
+    results = race.run(jobs=os.cpu_count() or 1).results
+    assert len(results) == 4
+    return sum(each.steps for each in results) / (time.perf_counter() - began)
 
 
 def worker_step_s(workers: int, steps: int) -> float:
@@ -150,6 +167,10 @@ def worker_steps(turns: int, steps: int) -> dict[str, Any]:
     for name, rates in timed.items():
         shown = common.spread([rate / 1e3 for rate in rates])
         print(f"without tensors, 32 workers, {name}: {shown} thousand worker-steps/s (target 30)")
+    # So long that the start of the processes counts for little.
+    together = {name: timed_steps_per_s_on_all_cores(name, 32, 75 * steps) for name in timed}
+    for name, rate in together.items():
+        print(f"the same, four seeds on all cores, {name}: {rate / 1e3:.1f} thousand/s")
     return {
         "plain_step_ms": 1e3 * statistics.median(plain),
         "worker_step_ms": 1e3 * statistics.median(few),
@@ -160,6 +181,7 @@ def worker_steps(turns: int, steps: int) -> dict[str, Any]:
         "worker_steps_per_s_without_tensors": {
             name: statistics.median(rates) for name, rates in timed.items()
         },
+        "worker_steps_per_s_without_tensors_on_all_cores": together,
     }
 
 
