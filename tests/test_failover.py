@@ -142,7 +142,9 @@ class Door:
             threading.Thread(target=pump, args=pair, daemon=True).start()
 
     def pool(self, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Pool:
-        """One that has this store as its standby."""
+        """One that has this store as its standby, and one of its own as the job's."""
+        own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: own)
         monkeypatch.setenv(launched.STANDBY, self.address)
         passing = threads.submit(self.let_in)
         pool = Pool()
@@ -165,7 +167,7 @@ def test_who_connects_to_a_store_that_is_frozen_comes_out_when_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with Door(store.port) as door, ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, Door(store.port) as door:
         pool = door.pool(threads, monkeypatch)
         borrowing = threads.submit(pool.borrow, STANDBY)
         assert select.select([door.server], [], [], 60)[0]  # it connects, and nobody answers
@@ -182,7 +184,7 @@ def test_who_connects_to_a_store_that_is_frozen_comes_out_when_it_is_lost(
 
 def test_who_waits_long_for_a_connection_tries_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with Door(store.port) as door, ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads, Door(store.port) as door:
         pool = door.pool(threads, monkeypatch)
         borrowing = threads.submit(pool.borrow, STANDBY)
         with door.server.accept()[0]:  # which nobody answers
