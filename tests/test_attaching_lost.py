@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import offbeat
+from offbeat import launched
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
 from offbeat.testing import processes
@@ -306,3 +307,31 @@ def _attaches_while_it_waits(survive: bool) -> bool:
 def test_a_script_that_waits_in_torchs_store_can_attach(survive: bool) -> None:
     ended = processes(_attaches_while_it_waits, 2, survive, time_out_s=30)
     assert [one.result for one in ended] == [True, True]
+
+
+def _makes_another_group_after_one_has_joined() -> tuple[float, tuple[int, bool | None]]:
+    """Worker 2 is killed, started again, and joins; then all make another process group."""
+    rank, joins = int(os.environ["RANK"]), launched.joins()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offbeat.attach(model, optimizer, offbeat.EagerSGD(), survive=True) as dp:
+        for step in dp.until(seconds=40.0):
+            if rank == 2 and step == 10:
+                dp.stop() if joins else _dies()
+            optimizer.zero_grad()
+            model(torch.randn(4, 2)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+    dist.destroy_process_group()
+    store = PrefixStore("another", TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    patience = timedelta(seconds=10)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=patience)
+    dist.all_reduce(total := torch.ones(1))
+    return total.item(), _train(offbeat.SyncSGD(), dies=False)
+
+
+def test_who_has_joined_has_a_part_in_the_next_process_group() -> None:
+    ended = processes(_makes_another_group_after_one_has_joined, 3, time_out_s=40, restarts=1)
+    assert [one.result for one in ended] == [(3.0, (3, True))] * 3
