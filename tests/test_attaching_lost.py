@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import offbeat
 from offbeat import launched
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
+from offbeat.records import read
 from offbeat.testing import processes
 from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
 from offbeat.worlds.pool import _copy
@@ -335,3 +337,17 @@ def _makes_another_group_after_one_has_joined() -> tuple[float, tuple[int, bool 
 def test_who_has_joined_has_a_part_in_the_next_process_group() -> None:
     ended = processes(_makes_another_group_after_one_has_joined, 3, time_out_s=40, restarts=1)
     assert [one.result for one in ended] == [(3.0, (3, True))] * 3
+
+
+def test_in_another_process_group_a_worker_writes_on_in_the_file_that_it_has(
+    tmp_path: Path,
+) -> None:
+    """The file of its new rank is another worker's, who may be lost."""
+    there = {"OFFBEAT_RECORDS": str(tmp_path)}
+    processes(_trains_with_another_rank, 3, False, environment=there, time_out_s=30)
+    lines = list(read(tmp_path))
+    files = [list(read(tmp_path / f"worker-{rank}.jsonl")) for rank in range(3)]
+    assert [{line["rank"] for line in each} for each in files] == [{0}, {1, 0}, {2, 1}]
+    steps = sum(line["kind"] == "compute" for line in lines)
+    assert steps == sum(line["steps"] for line in lines if line["kind"] == "end")
+    assert sum(line["kind"] == "end" for line in lines) == 5

@@ -123,11 +123,14 @@ def come_back(error: ExpelledError) -> None:
 
 
 def _records_file(folder: str, world: World) -> RecordsFile:
-    """The file of this worker in this folder; a later world of this process writes on in it."""
+    """The file of this worker in this folder; a later world of this process writes on in it.
+
+    Also where it has another rank by then: the file of that rank is another process's.
+    """
     global _recorded
     path = worker_file(folder, world.rank).absolute()
     began = time.monotonic() - world.now()
-    if _recorded is not None and _recorded.path == path:
+    if _recorded is not None and _recorded.path.parent == path.parent:
         _recorded.file.go_on(began - _recorded.began)
         return _recorded.file
     if _recorded is not None:
