@@ -81,8 +81,6 @@ class Porting:
             return
         if _rates(self._optimizer) == left:
             self._changes = 0
-        elif self._even and not self._world.deals:  # all make as many steps
-            self._changes = 0
         elif _has_scheduler(self._optimizer):
             self._changes += 1
             if self._changes == 2:  # by step, not by epoch
@@ -94,7 +92,7 @@ class Porting:
 
     def after_step(self) -> None:
         """Remember what there is now."""
-        if self._sees_rates:
+        if self._sees_rates and (self._world.deals or not self._even):  # else all step alike
             self._groups = self._optimizer.param_groups  # another list, once a state was loaded
             self._rates = _rates(self._optimizer)
 
