@@ -312,7 +312,9 @@ def _to_target(row: Row) -> str:
     return f"{shown}, {notes}" if notes else shown
 
 
-def _with_interval(found: Interval | None, form: Any, most: float | None = None) -> str:
+def _with_interval(
+    found: Interval | None, form: Callable[[float], str], most: float | None = None
+) -> str:
     """A median, and its interval; what is infinite is more than the budget."""
     if found is None:
         return NOTHING
@@ -345,6 +347,4 @@ def _score_of(compared: list[Row]) -> str:
 def _score(row: Row) -> str:
     if row.accuracies:
         return f"{statistics.fmean(row.accuracies):.1%}"
-    if row.losses:
-        return f"{statistics.fmean(row.losses):.3g}"
-    return NOTHING
+    return f"{statistics.fmean(row.losses):.3g}" if row.losses else NOTHING

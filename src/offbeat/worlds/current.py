@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
+from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ExpelledError
 from offbeat.records import RecordsFile, worker_file
@@ -128,7 +129,7 @@ def _records_file(folder: str, world: World) -> RecordsFile:
     Also where it has another rank by then: the file of that rank is another process's.
     """
     global _recorded
-    path = worker_file(folder, world.rank).absolute()
+    path = worker_file(folder, world.rank, launched.attempt()).absolute()
     began = time.monotonic() - world.now()
     if _recorded is not None and _recorded.path.parent == path.parent:
         _recorded.file.go_on(began - _recorded.began)
