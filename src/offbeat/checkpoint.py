@@ -20,7 +20,7 @@ def saved(
     algorithm: Algorithm, replica: Replica, applier: Applier, codec: Codec | None
 ) -> dict[str, Any]:
     """Come to the same round as all others, and return this worker's state there."""
-    applier.apply(algorithm.rounds(replica, replica.settle()))
+    settle(algorithm, replica, applier, "dp.state_dict()")
     state = {
         "algorithm": repr(algorithm),
         "codec": repr(codec),
@@ -32,6 +32,11 @@ def saved(
     }
     state["members"] = list(replica.resume())
     return state
+
+
+def settle(algorithm: Algorithm, replica: Replica, applier: Applier, where: str) -> None:
+    """Come to the same round as all others, who are at `where`, too; `replica.resume` follows."""
+    applier.apply(algorithm.rounds(replica, replica.settle(where)))
 
 
 def missed(replica: Replica) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -171,6 +172,16 @@ class Opening(MicroBatch):
         if self._models.epoch != epoch:
             self._models = self.world.channel(self.name, epoch=epoch)
         return self._models
+
+    @contextmanager
+    def models_of(self, ranks: tuple[int, ...], epoch: int) -> Iterator[Channel]:
+        """The same to these members: all others have left."""
+        channel = every = self.models_in(epoch)
+        if ranks != every.members:
+            channel = self.world.channel(f"{self.name}/paused", ranks, epoch)
+        yield channel
+        if channel is not every:
+            channel.close()
 
     @property
     def drifts(self) -> bool:

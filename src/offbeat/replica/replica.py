@@ -13,7 +13,7 @@ which the algorithm yields to have it applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import inf
@@ -22,6 +22,7 @@ from typing import Any
 from offbeat.merges import Shift
 from offbeat.replica.opening import Opening
 from offbeat.rounds import Arrival, Pile, Round
+from offbeat.worlds import Channel
 
 
 class Replica(Opening):
@@ -191,15 +192,24 @@ class Replica(Opening):
             self._note_end(each.ended_s)
             yield each
 
-    def settle(self) -> Iterator[Round]:
-        """Pause with everyone, between steps: the rounds until all have paused."""
+    def settle(self, where: str) -> Iterator[Round]:
+        """Pause with everyone, between steps, at `where`: the rounds until all have paused."""
         if self.shift is not None:
             self.shift.check()
-        return self.known(self.engine.settle())
+        return self.known(self.engine.settle(where))
 
-    def resume(self) -> tuple[int, ...]:
-        """Go on after `settle`; the members, of which all have come to that."""
-        members = self.engine.resume()
+    def resume(self, look: Callable[[Channel], None] | None = None) -> tuple[int, ...]:
+        """Go on after `settle`; the members, of which all have come to that.
+
+        Before, those who have paused `look` at something, over a channel.
+        """
+
+        def see(ranks: tuple[int, ...], epoch: int) -> None:
+            with self.models_of(ranks, epoch) as channel:
+                if look is not None:
+                    look(channel)
+
+        members = self.engine.resume(None if look is None else see)
         self.compute_began = self.round_began = self.round_ended = self.world.now()
         return members
 

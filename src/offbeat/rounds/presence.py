@@ -1,4 +1,4 @@
-"""A worker's presence: here, away, paused with everyone for a checkpoint, or left.
+"""A worker's presence: here, away, paused with everyone to save or compare, or left.
 
 Whoever is not here holds up nobody: its background gives what the pile holds, or, in a lockstep,
 its program serves the others' rounds.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,6 +17,9 @@ from offbeat.rounds.background import Background
 from offbeat.rounds.header import AWAY, HERE, LEFT, PAUSED
 from offbeat.rounds.quorum import Quorum
 from offbeat.rounds.round import Round
+
+Look = Callable[[tuple[int, ...], int], None]
+"""What those of these ranks, who have paused, do together in an epoch."""
 
 
 class Presence(Background):
@@ -32,6 +35,32 @@ class Presence(Background):
 
         With `elsewhere` the program does nothing in it but wait for others; see followers.py.
         """
+        leaves, moves = self._go_away(elsewhere)
+        try:
+            yield
+        finally:
+            if moves:
+                self._come_to_itself()
+            if leaves:
+                self._come_back()
+
+    @contextmanager
+    def back(self) -> Iterator[None]:
+        """Be here for the length of the block, in the middle of being away, if that is so."""
+        with self._state:
+            returns, moves = self._presence == AWAY, self._elsewhere
+        if returns:
+            if moves:
+                self._come_to_itself()
+            self._come_back()
+        try:
+            yield
+        finally:
+            if returns:
+                self._go_away(moves)
+
+    def _go_away(self, elsewhere: bool) -> tuple[bool, bool]:
+        """Say whether it was here before, and whether it had something of its own to do."""
         with self._state:
             leaves = self._presence == HERE
             moves = elsewhere and not self._elsewhere
@@ -41,13 +70,7 @@ class Presence(Background):
                 self._stir()
             self._elsewhere |= elsewhere
             self._state.notify_all()
-        try:
-            yield
-        finally:
-            if moves:
-                self._come_to_itself()
-            if leaves:
-                self._come_back()
+        return leaves, moves
 
     def _come_to_itself(self) -> None:
         """The program goes on, and may use what the background has called followers with."""
@@ -71,8 +94,8 @@ class Presence(Background):
         yield from self._served(LEFT)
         self._join_backgrounds()
 
-    def settle(self) -> Generator[Round, None, None]:
-        """Pause together with everyone; yield the rounds until all have paused.
+    def settle(self, where: str = "dp.state_dict()") -> Generator[Round, None, None]:
+        """Pause together with everyone, at `where`; yield the rounds until all have paused.
 
         Then every worker knows of the same rounds, and what is pending is on the piles. `resume`
         follows, on every worker.
@@ -82,7 +105,7 @@ class Presence(Background):
             if self._world.now() > warns_at:
                 warns_at = math.inf
                 warnings.warn(
-                    f"worker {self._world.rank} has waited in dp.state_dict() for "
+                    f"worker {self._world.rank} has waited in {where} for "
                     f"{self._world.stuck_s:g} s, and the others make rounds: every worker must "
                     "call it, at the same place. To be told later, set OFFBEAT_STUCK_S (seconds)",
                     StuckWarning,
@@ -90,15 +113,18 @@ class Presence(Background):
                 )
             yield each
 
-    def resume(self) -> tuple[int, ...]:
+    def resume(self, look: Look | None = None) -> tuple[int, ...]:
         """Go on after `settle`, once everyone has seen what it wanted to see; the members then.
+
+        Before, all who have paused `look` together: at each other, if need be. Again, if one is
+        lost meanwhile.
 
         Nobody goes on before all have said that they are back: rounds of somebody who did, and
         paused once more, would find the others paused still, though their programs are through.
         """
         world, key = self._world, self._pause_key()
         try:
-            members = self._meet(key)
+            members = self._meet(key, look)
         except ExpelledError:
             if not world.was_met(key):
                 raise
@@ -113,10 +139,17 @@ class Presence(Background):
             self._meet(f"{key}/back")
         return members
 
-    def _meet(self, key: str) -> tuple[int, ...]:
+    def _meet(self, key: str, look: Look | None = None) -> tuple[int, ...]:
         """Meet those who have paused; return the members then."""
         world, epoch = self._world, self._world.epoch
-        members = world.meet(key, self._paused, act=lambda _: world.members)
+
+        def act(epoch: int) -> tuple[int, ...]:
+            members = world.members
+            if look is not None:
+                look(tuple(rank for rank in self._paused if rank in members), epoch)
+            return members
+
+        members = world.meet(key, self._paused, act)
         self._resumed.append((key, epoch))
         if self._paused[0] == world.rank:  # to come here, all have passed those of the last pause
             for earlier in self._resumed[:-2]:

@@ -159,7 +159,7 @@ class State:
         self._in_round = False  # in lockstep: the program is in the next round
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
-        self._paused: tuple[int, ...] = ()  # who makes a checkpoint with this worker
+        self._paused: tuple[int, ...] = ()  # who has paused with this worker
         self._resumed: list[tuple[str, int]] = []  # where those paused have met, by epoch
         self._ended = False  # all have left
         self._counted = -1  # the epoch before which all that was lost is
