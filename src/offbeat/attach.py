@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from offbeat import checkpoint
 from offbeat.algorithm import Algorithm
 from offbeat.algorithms import SyncSGD
-from offbeat.alike import alike
 from offbeat.arguments import check_arguments, survives
 from offbeat.attached import attached_to
 from offbeat.clusters import Cluster
@@ -29,7 +27,7 @@ from offbeat.doctor import Doctor
 from offbeat.ending import Goal, steps
 from offbeat.errors import DetachedError, WorkerLostError
 from offbeat.followers import Follower
-from offbeat.leaving import Leaving
+from offbeat.pausing import Pausing
 from offbeat.rounds.layout import BUCKET_BYTES
 from offbeat.schedule import By, Schedule
 from offbeat.worlds import enter_world, has_process_group, leave_world
@@ -107,7 +105,7 @@ def attach(
     return dp
 
 
-class Attachment(Leaving):
+class Attachment(Pausing):
     """What `attach` returns, usually called `dp`: a few verbs, and the end of the block."""
 
     # --- the verbs -------------------------------------------------------------------------
@@ -235,12 +233,16 @@ class Attachment(Leaving):
 
         It has all rounds that were made so far, and none of this worker's own steps since. The
         others go on meanwhile: this worker is away. Not with a method in which everybody waits for
-        everybody: there they wait, as with DistributedDataParallel. `away()` is for both.
+        everybody: there they wait, as with DistributedDataParallel. `away()` is for both. Only
+        `replicas_identical()` in the block brings the model to a newer round: to that of all.
         """
         self._check_between("agreed")
         self._or_rejoin(self._catch_up, None)
         goes = not self._replica.engine.lockstep
-        with self._away("agreed", goes=goes), self._replica.agreed():
+        shown = self._shown is not None
+        with self._away("agreed", goes=goes), self._showing():
+            if not shown:
+                self._show()
             yield
 
     @contextmanager
@@ -277,60 +279,3 @@ class Attachment(Leaving):
                     self._or_rejoin(stay.close, None)
         finally:
             self._away_by = before
-
-    def replicas_identical(self) -> bool:
-        """Say whether all workers hold the same bits; every worker must call this."""
-        number = self._so_far.comparisons
-        while self._so_far.comparisons == number:  # else the others have compared theirs meanwhile
-            self._or_rejoin(self._compare_all, None)
-        return self._so_far.alike
-
-    def _compare_all(self) -> None:
-        """Have all workers compare their replicas once more."""
-        number = self._so_far.comparisons
-        self._so_far = self._so_far._replace(comparing=True)
-        try:
-            with self._world.elsewhere("dp.replicas_identical()"):
-                found = self._together(
-                    f"alike-{number}", lambda each: alike(each, self._model), lets_in=True
-                )
-                self._so_far = self._so_far._replace(
-                    comparisons=number + 1, comparing=False, alike=found
-                )
-        finally:
-            self._so_far = self._so_far._replace(comparing=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what, with the model's and the optimizer's own, resumes this worker bit by bit.
-
-        Each worker saves its own, at the same place in the loop, between a step and the next
-        backward: all first come to the same round, and what they missed while they were away is
-        applied. So call it before the model's and the optimizer's `state_dict`. Where losses are
-        survived, and this worker was silent for so long that the others have saved without it, it
-        returns no state but a note of that: see docs/survival.md.
-        """
-        if self._replica.overlap.launched:
-            raise RuntimeError(
-                "state_dict() between backward and step, while gradients are being reduced: "
-                "call it after optimizer.step()"
-            )
-        if self._away_by:
-            raise RuntimeError(
-                f"state_dict() inside dp.{self._away_by}(): move it out, all workers wait in it"
-            )
-        number = self._so_far.checkpoints
-        while (state := self._or_rejoin(self._saved, None)) is None:
-            if self._so_far.checkpoints > number:  # the others have made theirs meanwhile
-                return checkpoint.missed(self._replica)
-        return state
-
-    def _saved(self) -> dict[str, Any] | None:
-        """Come to the same round as all others, and return this worker's state there."""
-        with self._others_away():
-            state = checkpoint.saved(self.algorithm, self._replica, self._apply, self.codec)
-        self._so_far = self._so_far._replace(checkpoints=self._so_far.checkpoints + 1)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict()` of the worker with this rank; before the first step."""
-        checkpoint.load(state, self.algorithm, self._replica, self._apply, self.codec)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,16 @@ class Parts(NamedTuple):
     applier: Applier
 
 
+Comparing = Literal["", "at once", "paused", "agreed"]
+"""As they are; at the same round; at the same round, what all agree on. Not at all, if empty."""
+
+
 class SoFar(NamedTuple):
     """What all have done together so far, each in its program."""
 
     comparisons: int = 0
-    comparing: bool = False
-    """Whether they wait for each other in the next one."""
+    comparing: Comparing = ""
+    """How they compare in the next one, if they wait for each other in it."""
     alike: bool = True
     """What the latest has found."""
     checkpoints: int = 0

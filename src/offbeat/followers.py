@@ -33,6 +33,8 @@ class Followers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._called: list[Follower] = []
+        self.calling = False
+        """Whether one of them is being called: all workers are after the same round there."""
         self._stand_in: tuple[nn.Module, list[Tensor | None]] | None = None
 
     def follow(self, replica: Replica) -> None:
@@ -80,5 +82,9 @@ class Followers:
         self._call(model, each)
 
     def _call(self, model: nn.Module, each: Round) -> None:
-        for follower in list(self._called):
-            follower(model, each)
+        self.calling = True
+        try:
+            for follower in list(self._called):
+                follower(model, each)
+        finally:
+            self.calling = False

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from offbeat.algorithm import Algorithm
 from offbeat.apply import Applier
-from offbeat.donation import Parts, SoFar, given, refused, striped, take, version
+from offbeat.donation import Comparing, Parts, SoFar, given, refused, striped, take, version
 from offbeat.errors import ExpelledError, NobodyToJoinError
 from offbeat.replica import Replica, Stats
 from offbeat.worlds import World
@@ -64,8 +64,8 @@ class Joinable(ABC):
         """End the block."""
 
     @abstractmethod
-    def replicas_identical(self) -> bool:
-        """Say whether all workers hold the same bits; every worker must call this."""
+    def _compare_all(self, how: Comparing) -> bool:
+        """Say whether all workers hold the same bits; all of them do."""
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
@@ -252,13 +252,19 @@ class Joinable(ABC):
         """Apply the rounds that were made while this worker computed, or was away."""
         if self._closed:
             return
+        with self._keeping_gradients():
+            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.newest()))
+
+    @contextmanager
+    def _keeping_gradients(self) -> Iterator[None]:
+        """Apply rounds between two steps of the program's."""
         parameters = self._replica.parameters
         gradients = [parameter.grad for parameter in parameters]
         self._in_step = True
         try:
             for parameter in parameters:  # a backward's that no step has taken, or the user's
                 parameter.grad = None
-            self._apply.apply(self.algorithm.rounds(self._replica, self._replica.newest()))
+            yield
         finally:
             self._in_step = False
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -282,8 +288,8 @@ def _join(world: World, every: list[Joinable]) -> None:
     _judge_silence(world, every)
     world.say_joined()
     for each in every:
-        if each._so_far.comparing:  # all others wait for this worker in that
-            each.replicas_identical()
+        if how := each._so_far.comparing:  # all others wait for this worker in that
+            each._compare_all(how)
 
 
 def _too_late(error: ExpelledError) -> NobodyToJoinError:
