@@ -266,3 +266,27 @@ def test_keys_in_the_store_do_not_grow_with_epochs() -> None:
     for one in processes(_keys, 2):
         few, many = one.result
         assert many <= few + 8  # bells; ten epochs that were kept would be 20 keys or more
+
+
+def _compares(algorithm: offbeat.Algorithm, epochs: int) -> list[bool]:
+    """As in docs/start.md: after an epoch, whoever was dealt the last batches."""
+    _, loader = _loader(64)
+    found, model = [], net()
+    opt = sgd(model)
+    with offbeat.attach(model, opt, algorithm) as dp:
+        for _ in range(epochs):
+            for _, x, y in loader:
+                opt.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                opt.step()
+            found.append(dp.replicas_identical())
+    return found
+
+
+@pytest.mark.parametrize("algorithm", [offbeat.SyncSGD(), offbeat.EagerSGD()], ids=str)
+def test_replicas_are_identical_after_an_epoch_that_does_not_divide(
+    algorithm: offbeat.Algorithm,
+) -> None:
+    """32 batches for 3 workers: some have made one step less, and have not applied that round."""
+    for one in processes(_compares, 3, algorithm, 4):
+        assert one.result == [True] * 4
