@@ -81,6 +81,7 @@ def load(
     _check_round(world, f"{replica.name}/loaded/{replica.loads}", state["replica"]["round"])
     replica.load_state_dict(state["replica"])
     applier.load_state_dict(state["applied"])
+    applier.go_on()
     if not lost:
         set_generators(state["generators"])
 
