@@ -21,6 +21,7 @@ def saved(
 ) -> dict[str, Any]:
     """Come to the same round as all others, and return this worker's state there."""
     applier.apply(algorithm.rounds(replica, replica.settle()))
+    applier.go_on()  # as after loading
     state = {
         "algorithm": repr(algorithm),
         "codec": repr(codec),
