@@ -628,3 +628,30 @@ def test_nobody_waits_on_real_processes_either(tmp_path: Path) -> None:
         gaps = sum(after["from_s"] - before["to_s"] for before, after in pairwise(computed))
         # In lockstep the fast ones wait for half of the time; a busy machine costs a little, too.
         assert gaps < 0.25 * (computed[-1]["to_s"] - computed[0]["from_s"])
+
+
+def _trained(*_: Any) -> list[Tensor]:
+    model = net()
+    opt = sgd(model)
+    with offbeat.attach(model, opt, ABS()):
+        for step in range(60):
+            opt.zero_grad()
+            loss(model, offbeat.rank(), step).backward()
+            opt.step()
+    return parameters(model)
+
+
+def test_one_worker_alone_waits_for_its_rounds_however_short_its_steps_are() -> None:
+    shorter = "workers = 1\n[compute]\nstep_s = 0.001\n[overhead]\nexchange_s = 0.01"
+    (alone,) = offbeat.run(_trained, Cluster.parse(shorter)).results
+    assert same(alone, plain(1, 60)[-1])
+
+
+@pytest.mark.parametrize(("latency_s", "times"), [(0.01, 0), (0.3, 1)])
+def test_who_is_late_in_most_rounds_is_told_once_what_that_asks_of_momentum(
+    latency_s: float, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    net_s = f"[compute]\nstep_s = 1.0\n[network]\nlatency_s = {latency_s}"
+    offbeat.run(_trained, Cluster.parse(f"workers = 2\n{net_s}"))
+    told = [each.getMessage() for each in caplog.records if "one update late" in each.getMessage()]
+    assert len(told) == times

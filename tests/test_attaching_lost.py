@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import offbeat
+from offbeat import launched
 from offbeat.alike import FirstModel
 from offbeat.errors import WorkerLostError
+from offbeat.records import read
 from offbeat.testing import processes
 from offbeat.worlds import enter_world, gloo, leave_world, mesh, store
 from offbeat.worlds.pool import _copy
@@ -306,3 +309,45 @@ def _attaches_while_it_waits(survive: bool) -> bool:
 def test_a_script_that_waits_in_torchs_store_can_attach(survive: bool) -> None:
     ended = processes(_attaches_while_it_waits, 2, survive, time_out_s=30)
     assert [one.result for one in ended] == [True, True]
+
+
+def _makes_another_group_after_one_has_joined() -> tuple[float, tuple[int, bool | None]]:
+    """Worker 2 is killed, started again, and joins; then all make another process group."""
+    rank, joins = int(os.environ["RANK"]), launched.joins()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offbeat.attach(model, optimizer, offbeat.EagerSGD(), survive=True) as dp:
+        for step in dp.until(seconds=40.0):
+            if rank == 2 and step == 10:
+                dp.stop() if joins else _dies()
+            optimizer.zero_grad()
+            model(torch.randn(4, 2)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+    dist.destroy_process_group()
+    store = PrefixStore("another", TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    patience = timedelta(seconds=10)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=patience)
+    dist.all_reduce(total := torch.ones(1))
+    return total.item(), _train(offbeat.SyncSGD(), dies=False)
+
+
+def test_who_has_joined_has_a_part_in_the_next_process_group() -> None:
+    ended = processes(_makes_another_group_after_one_has_joined, 3, time_out_s=40, restarts=1)
+    assert [one.result for one in ended] == [(3.0, (3, True))] * 3
+
+
+def test_in_another_process_group_a_worker_writes_on_in_the_file_that_it_has(
+    tmp_path: Path,
+) -> None:
+    """The file of its new rank is another worker's, who may be lost."""
+    there = {"OFFBEAT_RECORDS": str(tmp_path)}
+    processes(_trains_with_another_rank, 3, False, environment=there, time_out_s=30)
+    lines = list(read(tmp_path))
+    files = [list(read(tmp_path / f"worker-{rank}.jsonl")) for rank in range(3)]
+    assert [{line["rank"] for line in each} for each in files] == [{0}, {1, 0}, {2, 1}]
+    steps = sum(line["kind"] == "compute" for line in lines)
+    assert steps == sum(line["steps"] for line in lines if line["kind"] == "end")
+    assert sum(line["kind"] == "end" for line in lines) == 5

@@ -15,6 +15,7 @@ import offbeat
 from offbeat.clusters import Cluster
 from offbeat.errors import DisagreementError, StuckWarning
 from offbeat.worlds import enter_world
+from offbeat.worlds.meeting import Meeting
 
 pytestmark = pytest.mark.slow
 
@@ -250,3 +251,42 @@ def test_learning_rates_are_agreed_after_the_optimizer_has_loaded_a_state() -> N
 
     first, *others = offbeat.run(train, CLUSTER).results
     assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(offbeat.SyncSGD(), offbeat.EagerSGD("solo"), offbeat.EagerSGD(), offbeat.ABSSGD()),
+        *(offbeat.WaitFreeLocalSGD(), offbeat.WAGMASGD(), offbeat.DPSGD("ring"), offbeat.ASGD()),
+        *(offbeat.LocalSGD(2), offbeat.DaSGD(2), offbeat.MSyncSGD(2, top_up=True)),
+    ],
+    ids=repr,
+)
+def test_who_comes_back_late_from_a_checkpoint_is_not_paused_in_the_next_one(
+    algorithm: offbeat.Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system runs a thread only some time after what it has waited for is there."""
+    meet = Meeting.meet
+
+    def meet_slowly(world: Any, name: str, *others: Any, **settings: Any) -> Any:
+        met = meet(world, name, *others, **settings)
+        if world.rank == 1 and "/resume/" in name:
+            _sleep(7.0)
+        return met
+
+    monkeypatch.setattr(Meeting, "meet", meet_slowly)
+
+    def worker() -> list[float]:
+        rank, model, samples = offbeat.rank(), net(), []
+        opt = sgd(model)
+        with offbeat.attach(model, opt, algorithm) as dp:
+            for step in range(12):
+                opt.zero_grad()
+                loss(model, rank, step).backward()
+                opt.step()
+                if step % 2:
+                    samples.append(dp.state_dict()["applied"]["samples"])
+        return samples
+
+    first, *others = offbeat.run(worker, CLUSTER).results
+    assert others == [first] * 2

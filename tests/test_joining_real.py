@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import offbeat
 from offbeat import launched
 from offbeat.errors import NobodyToJoinError
+from offbeat.records import files, read
 from offbeat.rounds.joining import Joining
 from offbeat.rounds.stripes import STRIPED_BYTES
 from offbeat.testing import processes
@@ -382,3 +383,63 @@ def test_the_launcher_starts_a_worker_again_and_it_joins(tmp_path: Path) -> None
     assert job.wait(150.0) == 0, job.err  # workers import torch twice, one after the other
     assert sorted(job.out.split("\n")[:-1]) == ["0 True", "1 False"], job.err
     assert "it is started again (pid" in job.err
+
+
+def _divides_in_three_blocks() -> list[list[int]]:
+    """The victim joins in the first block: from the second one on it is there from the start."""
+    rank, joins, shares = int(os.environ["RANK"]), launched.joins(), []
+    data = TensorDataset(torch.arange(12.0))
+    sampler = offbeat.Survivors(DistributedSampler(data, 3, rank, shuffle=False))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 2)).square().mean().backward()
+        time.sleep(0.005)
+        optimizer.step()
+
+    for block in range(3):
+        with offbeat.attach(model, optimizer, offbeat.EagerSGD(), survive=True) as dp:
+            for each in dp.until(seconds=40.0) if block == 0 else range(1):
+                if rank == VICTIM and each == 10:
+                    dp.stop() if joins else os.kill(os.getpid(), signal.SIGKILL)
+                step()
+            shares.append(list(sampler))
+            for _ in shares[-1]:
+                step()
+    return shares
+
+
+def test_who_has_joined_has_a_share_of_the_data_in_the_next_blocks() -> None:
+    ended = processes(_divides_in_three_blocks, 3, time_out_s=40.0, restarts=1)
+    for block in (1, 2):
+        assert sorted(each for one in ended for each in one.result[block]) == [*range(12)]
+
+
+def _trains_with_records() -> int:
+    """The victim is killed after 50 steps, and makes 5 more when it has joined."""
+    rank, joins = int(os.environ["RANK"]), launched.joins()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offbeat.attach(model, optimizer, offbeat.EagerSGD(), survive=True) as dp:
+        for step in dp.until(seconds=40.0):
+            if rank == VICTIM and step == (5 if joins else 50):
+                dp.stop() if joins else os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+    return dp.stats().steps
+
+
+def test_a_worker_that_is_started_again_leaves_the_records_of_before(tmp_path: Path) -> None:
+    there = {"OFFBEAT_RECORDS": str(tmp_path)}
+    ended = processes(_trains_with_records, 3, environment=there, restarts=1, time_out_s=60.0)
+    made = {
+        file.stem: sum(line["kind"] == "compute" for line in read(file)) for file in files(tmp_path)
+    }
+    assert made.pop("worker-1") == 50
+    assert made == {f"worker-{name}": ended[int(name[0])].result for name in ("0", "1-1", "2")}

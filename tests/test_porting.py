@@ -358,6 +358,30 @@ def test_a_scheduler_stepped_in_the_loop_is_right_where_all_step_alike(name: str
     assert _with_scheduler(EVEN[name](), every=1) == []
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_where_data_are_dealt_a_scheduler_stepped_in_the_loop_is_named_with_every_method(
+    every: int,
+) -> None:
+    """Though all wait for all, one has a batch more, and perhaps a scheduler that has ended."""
+
+    def train() -> None:
+        model = net()
+        optimizer = sgd(model)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        with offbeat.attach(model, optimizer, offbeat.SyncSGD()):
+            for step, _ in enumerate(offbeat.Deal(range(32), 1)):
+                optimizer.zero_grad()
+                loss(model, offbeat.rank(), step).backward()
+                optimizer.step()  # dealt
+                if (step + 1) % every == 0:
+                    scheduler.step()
+
+    with heard() as found:
+        offbeat.run(train, "uniform-8", workers=3)
+    assert [line for _, line, _ in found] == [line_of("dealt")] * (every == 1)
+    assert all("as by offbeat.Deal" in words for _, _, words in found)
+
+
 def test_a_scheduler_stepped_by_epochs_is_right_with_every_method() -> None:
     assert _with_scheduler(offbeat.EagerSGD(), every=3) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -265,3 +266,33 @@ def test_large_parameters_get_the_same_bits_as_with_ddp(monkeypatch: pytest.Monk
     monkeypatch.undo()  # to what counts as large by default
     for ended in processes(_beside_ddp, 2, 4):
         assert ended.result == [True] * 24
+
+
+@pytest.mark.filterwarnings("ignore::offbeat.errors.PortingWarning")
+@pytest.mark.parametrize("how", ["assigned", "accumulated"])
+@pytest.mark.parametrize("algorithm", ["SyncSGD()", "SyncSGD(3)", "EagerSGD('all')"])
+def test_a_large_gradient_may_lie_in_memory_that_is_not_torchs_own(
+    algorithm: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worker() -> list[Tensor]:
+        model = net()
+        opt = sgd(model)
+        with offbeat.attach(model, opt, eval(algorithm, vars(offbeat))):
+            for step in range(6):
+                opt.zero_grad()
+                if how == "assigned":
+                    backward(model, step)
+                for each in model.parameters():
+                    grad = each.grad
+                    each.grad = torch.from_numpy(np.zeros(each.shape, np.float32))
+                    if grad is not None:
+                        each.grad.copy_(grad)
+                if how == "accumulated":
+                    backward(model, step)
+                opt.step()
+        return [each.detach() for each in model.parameters()]
+
+    ours = offbeat.run(worker, TWO).results
+    monkeypatch.setattr(layout, "LARGE_BYTES", 2**40)
+    theirs = offbeat.run(worker, TWO).results
+    assert all(same(mine, other) for mine, other in zip(ours, theirs, strict=True))

@@ -164,9 +164,10 @@ def warn_of_momentum(optimizer: Optimizer, method: str, delay: int) -> None:
         plain = stable_step(0.0, delay)
         if stable < plain / 2:
             logger.warning(
-                "%s: gradients come some %d updates late, where a momentum of %g is stable up to "
+                "%s: gradients come %s late, where a momentum of %g is stable up to "
                 "a learning rate of %.3g / curvature; without momentum up to %.3g, and without "
                 "delay up to %.3g: lower the momentum, or the learning rate",
-                *(method, delay, momentum, stable, plain, stable_step(momentum, 0)),
+                *(method, "one update" if delay == 1 else f"some {delay} updates", momentum),
+                *(stable, plain, stable_step(momentum, 0)),
             )
             return

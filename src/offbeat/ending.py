@@ -91,8 +91,13 @@ def note_join(world: World, channel: Channel, stats: Stats, took_s: float, serve
     little = waited_s <= max(_LEAST_S, _LEAST_SHARE * took_s)
     if members[longest] != world.rank or little or not left:
         return ""
+    remedy = ": to use that time, deal the data (offbeat.Deal), or end by dp.until(...)"
+    if world.deals:
+        remedy = (
+            ", though data are dealt. Have all go by the same epochs: for epoch in "
+            "range(deal.epoch, epochs), which a worker that has joined begins where the others are"
+        )
     return (
         f"worker {world.rank} waited {waited_s:.1f} s at the end for worker {members[last]}, which "
-        f"had about {left} steps left: to use that time, deal the data (offbeat.Deal), or end by "
-        f"dp.until(...); see {_PORTING}"
+        f"had about {left} steps left{remedy}; see {_PORTING}"
     )

@@ -62,6 +62,11 @@ def worker_id() -> int:
     return int(os.environ.get(WORKER) or os.environ.get("RANK", "0"))
 
 
+def attempt() -> int:
+    """How often this worker had been started before this process was."""
+    return worker_id() // int(os.environ.get("WORLD_SIZE") or 1) if joins() else 0
+
+
 def standby() -> tuple[str, int] | None:
     """Host and port of the standby of the job's store, if there is one."""
     host, _, port = os.environ.get(STANDBY, "").rpartition(":")

@@ -56,7 +56,8 @@ class Porting:
         self._groups: object = None
         self._changes = 0  # steps in a row before which a scheduler has set another rate
         told = replica.world.rank == 0 and replica.world.size > 1
-        self._sees_rates = told and not scheduled and not replica.engine.even
+        self._sees_rates = told and not scheduled
+        self._even, self._world = replica.engine.even, replica.world
         # Where workers make steps of their own, they clip their own gradients: rightly.
         if told and not self._moves and "clipping" not in self._said:
             _watch(self)
@@ -85,13 +86,13 @@ class Porting:
             if self._changes == 2:  # by step, not by epoch
                 self._sees_rates = False
                 self._say("scheduler", self._words_on_schedulers(), sys._getframe(1))
-        else:
+        elif not self._even:
             self._sees_rates = False
             self._say("rates", self._words_on_rates(), sys._getframe(1))
 
     def after_step(self) -> None:
         """Remember what there is now."""
-        if self._sees_rates:
+        if self._sees_rates and (self._world.deals or not self._even):  # else all step alike
             self._groups = self._optimizer.param_groups  # another list, once a state was loaded
             self._rates = _rates(self._optimizer)
 
@@ -106,8 +107,9 @@ class Porting:
         )
 
     def _words_on_schedulers(self) -> str:
+        why = "Where data are dealt, as by offbeat.Deal," if self._even else "With this method"
         return (
-            "a scheduler is stepped after every step. With this method workers make different "
+            f"a scheduler is stepped after every step. {why} workers make different "
             "numbers of steps, so it runs ahead on a fast one, past its end if need be. Remove "
             "scheduler.step(), and write offbeat.attach(..., scheduler=scheduler): then it ends "
             f"where it does with DistributedDataParallel. {_SILENCE}"

@@ -72,9 +72,9 @@ class RecordsFile:
         self._file.close()
 
 
-def worker_file(folder: str | Path, rank: int) -> Path:
-    """Where a real worker writes its lines."""
-    return Path(folder) / f"worker-{rank}.jsonl"
+def worker_file(folder: str | Path, rank: int, attempt: int = 0) -> Path:
+    """Where a real worker writes its lines; one that is started again, beside those of before."""
+    return Path(folder) / (f"worker-{rank}-{attempt}.jsonl" if attempt else f"worker-{rank}.jsonl")
 
 
 def read(path: Path) -> Iterator[Line]:

@@ -38,9 +38,12 @@ from math import inf, isnan
 from typing import ClassVar, Literal
 
 from offbeat.algorithm import Algorithm
+from offbeat.asynchronous import warn_of_momentum
 from offbeat.replica import Replica
 from offbeat.rounds import Round, Rules
 
+_ROUNDS = 20
+"""After so many, whoever is late in most of them is told what that asks of momentum."""
 _NOISE = "it made a delay of one bearable, which the default has not: leave it out (docs/log.md)"
 
 
@@ -110,13 +113,24 @@ class ABSSGD(Algorithm):
         if replica.called:
             replica.hand_over()
         finish = self.in_flight == "finish"
-        yield from replica.results(delay=int(not wait_s) if finish else None, at_most_s=wait_s)
+        for each in replica.results(delay=int(not wait_s) if finish else None, at_most_s=wait_s):
+            _tell_if_late(replica, each)
+            yield each
 
     def _wait_s(self, replica: Replica) -> float:
         """How long to wait for a round: not at all, unless it should end soon."""
         if not self.patience:
             return 0.0
         due_s, limit_s = replica.next_round_s, self.patience * replica.seconds
-        if self.patience == inf or (due_s is None and not self.min_batch):
+        alone = len(replica.world.members) == 1
+        if self.patience == inf or ((due_s is None or alone) and not self.min_batch):
             return inf
         return 0.0 if due_s is None or due_s > limit_s else limit_s
+
+
+def _tell_if_late(replica: Replica, each: Round) -> None:
+    """Once, after some rounds: if most of their samples were late, what that asks of momentum."""
+    late = replica.memory.get("late", 0) + (each.mean_staleness_rounds > 0.5)
+    replica.memory["late"] = late
+    if each.round == _ROUNDS and late > _ROUNDS / 2 and replica.world.rank == 0:
+        warn_of_momentum(replica.optimizer, "ABSSGD", 1)

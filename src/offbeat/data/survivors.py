@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 from torch.utils.data import DistributedSampler, Sampler
 
@@ -38,8 +39,12 @@ class Survivors(Sampler[Any]):
             raise TypeError(f"Survivors wraps a DistributedSampler, got {type(sampler).__name__}")
         self.sampler = sampler
         self._number: int | None = None
-        self._since = 0  # the epoch of members that this process came with
+        self._since = 0  # the epoch of members that this process came with, to this block
+        self._block: ref[World] | None = None
         self._turns = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_block": None}
 
     def set_epoch(self, epoch: int) -> None:
         """As ever: say which epoch comes next, so that it has an order of its own."""
@@ -55,6 +60,9 @@ class Survivors(Sampler[Any]):
             return iter(self.sampler)
         if self._number is None:
             self._number, self._since = next_number(world), world.entered
+        elif self._block is None or (self._block() is not world and not world.returns):
+            self._since = world.entered  # who has joined in a block before is there from the start
+        self._block = ref(world)
         self._turns += 1
         try:
             epoch, members = _written(world, f"survivors/{self._number}/{self._turns}")

@@ -44,7 +44,7 @@ class Tickets:
         # By reference: who deals is known to its world, which must be able to go.
         self._world: ref[World] | None = None
         if world is not None and world.size > 1:
-            self._world = ref(world)
+            self._world, world.deals = ref(world), True
             self._counter = Counter(key, world.rank, len(world.members), alike)
         self._key = key
         self._count = count

@@ -117,7 +117,8 @@ def _gained(rank: int, worker: dict[str, Any]) -> str:
             f"among them: dp.stats().wait_s, or a race on a profile of this job, says that; {_PAGE}"
         )
     return (
-        f"Worker {rank} takes {step_ms:.1f} ms a step, and waits {waited_ms:.1f} ms of that in the "
-        f"collectives above. Without them, and with a method that does not wait, it would take "
+        f"Worker {rank} takes {step_ms:.1f} ms a step, and waits {waited_ms:.1f} ms of that in "
+        "collectives that the script calls itself; what it waits for in DDP's backward pass is not "
+        f"counted. Without them, and with a method that does not wait, it would take "
         f"about {rest_ms:.1f} ms: {step_ms / rest_ms:.1f} times as fast; see {_PAGE}"
     )

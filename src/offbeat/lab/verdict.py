@@ -119,7 +119,7 @@ def sentence(race: Race, results: Sequence[Result]) -> str:
         return _nobody(race, target, found)
     base = baseline(found)
     best = min(there, key=lambda each: each.median_s)
-    when = f"it reaches {target} in {best.median_s:.1f} {unit} ({_seeds(best)})"
+    when = f"it reaches {target} in {spread.seconds(best.median_s)} {unit} ({_seeds(best)})"
     ties = [each.label for each in there if each is not best and not is_faster(best, each)]
     if base is None:
         also = f"; as fast, within the spread: {', '.join(ties)}" if ties else ""

@@ -21,6 +21,15 @@ _OUTSIDE = 0.025
 """The share of the draws beyond either end: an interval of 95 %."""
 
 
+def seconds(value: float) -> str:
+    """Write a length of time: with tenths, or if it is short with two digits.
+
+    >>> seconds(1234.56), seconds(2.0), seconds(0.01234)
+    ('1,234.6', '2.0', '0.012')
+    """
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
 class Interval(NamedTuple):
     """A median, and from where to where it may be."""
 

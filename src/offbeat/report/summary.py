@@ -190,7 +190,7 @@ def _learnt_cells(row: Row) -> tuple[str, ...]:
         ", ".join([row.name, *(f"{name}={_plain(value)}" for name, value in row.tuned.items())]),
         _text(row.rate, "×{:.3g}"),
         _to_target(row),
-        _with_interval(row.speed_ups, "{:.2f}") if row.times else NOTHING,
+        _with_interval(row.speed_ups, "{:.2f}".format) if row.times else NOTHING,
         _factor(row.throughput) if row.times else NOTHING,
         _factor(row.efficiency) if row.times else NOTHING,
         _text(row.utilization, "{:.0%}"),
@@ -308,19 +308,21 @@ def _to_target(row: Row) -> str:
     missed = row.seeds - len(row.times) - row.failed - row.diverged
     counts = {"failed": row.failed, "diverged": row.diverged, "never": missed}
     notes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    shown = _with_interval(row.to_target, "{:,.1f}", row.budget_s)
+    shown = _with_interval(row.to_target, spread.seconds, row.budget_s)
     return f"{shown}, {notes}" if notes else shown
 
 
-def _with_interval(found: Interval | None, form: str, most: float | None = None) -> str:
+def _with_interval(
+    found: Interval | None, form: Callable[[float], str], most: float | None = None
+) -> str:
     """A median, and its interval; what is infinite is more than the budget."""
     if found is None:
         return NOTHING
 
     def text(value: float) -> str:
         if math.isfinite(value):
-            return form.format(value)
-        return "∞" if most is None else f">{form.format(most)}"
+            return form(value)
+        return "∞" if most is None else f">{form(most)}"
 
     if found.seeds < 2 or found.low == found.high:
         return text(found.median)
@@ -345,6 +347,4 @@ def _score_of(compared: list[Row]) -> str:
 def _score(row: Row) -> str:
     if row.accuracies:
         return f"{statistics.fmean(row.accuracies):.1%}"
-    if row.losses:
-        return f"{statistics.fmean(row.losses):.3g}"
-    return NOTHING
+    return f"{statistics.fmean(row.losses):.3g}" if row.losses else NOTHING

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from offbeat.errors import ClosedError, ExpelledError, StuckWarning
@@ -91,24 +91,37 @@ class Presence(Background):
             yield each
 
     def resume(self) -> tuple[int, ...]:
-        """Go on after `settle`, once everyone has seen what it wanted to see; the members then."""
+        """Go on after `settle`, once everyone has seen what it wanted to see; the members then.
+
+        Nobody goes on before all have said that they are back: rounds of somebody who did, and
+        paused once more, would find the others paused still, though their programs are through.
+        """
         world, key = self._world, self._pause_key()
-        epoch = world.epoch
         try:
-            members = world.meet(key, self._paused, act=lambda _: world.members)
+            members = self._meet(key)
         except ExpelledError:
-            if world.was_met(key):  # what this worker does next finds out
-                return world.members
-            raise
-        if self._resumed and self._paused[0] == world.rank:  # all have passed that, to come here
-            world.forget_meeting(*self._resumed)
-        self._resumed = key, epoch
+            if not world.was_met(key):
+                raise
+            members = world.members
         with self._state:
             self._presence = HERE
             self._settled = self._overdue = False
             self._steps = max(self._steps, self._started)  # nobody is behind by the pause's rounds
             self.gave_s = self._world.now()
             self._stir()
+        with suppress(ExpelledError):  # what this worker does next finds out
+            self._meet(f"{key}/back")
+        return members
+
+    def _meet(self, key: str) -> tuple[int, ...]:
+        """Meet those who have paused; return the members then."""
+        world, epoch = self._world, self._world.epoch
+        members = world.meet(key, self._paused, act=lambda _: world.members)
+        self._resumed.append((key, epoch))
+        if self._paused[0] == world.rank:  # to come here, all have passed those of the last pause
+            for earlier in self._resumed[:-2]:
+                world.forget_meeting(*earlier)
+        del self._resumed[:-2]
         return members or ()
 
     def _pause_key(self) -> str:

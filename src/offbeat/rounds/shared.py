@@ -23,9 +23,15 @@ def fills_storage(tensor: Tensor) -> bool:
 
 
 def shared(tensor: Tensor) -> Tensor:
-    """Return a copy that costs nothing yet."""
+    """Return a copy that costs nothing yet; or one that does, of memory that is not torch's own.
+
+    That is NumPy's, say, or pinned, or shared with other processes.
+    """
     assert _clone is not None, "this torch has no copy-on-write: ask POSSIBLE"
-    return _clone(tensor)
+    try:
+        return _clone(tensor)
+    except RuntimeError:
+        return tensor.clone()
 
 
 def is_unwritten(tensor: Tensor) -> bool:

@@ -160,7 +160,7 @@ class State:
         self._serving = False  # in lockstep: the background is, since the program is away
         self._settled = False  # all are paused, or have left
         self._paused: tuple[int, ...] = ()  # who makes a checkpoint with this worker
-        self._resumed: tuple[str, int] | None = None  # the latest pause, and its epoch
+        self._resumed: list[tuple[str, int]] = []  # where those paused have met, by epoch
         self._ended = False  # all have left
         self._counted = -1  # the epoch before which all that was lost is
         self._over = False  # the members have changed, and this engine is to begin anew

@@ -24,6 +24,7 @@ import torch.multiprocessing
 
 from offbeat.launch import Function, Supervisor, host_store, join_variables, slots
 from offbeat.launch import variables as variables_of
+from offbeat.worlds.stand_in import stand_in
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "offbeat"]
 """The first optimizer of a process imports dynamo, which takes longer than torch."""
@@ -142,6 +143,7 @@ def _child(
     arguments: Any,
 ) -> None:
     os.environ.update(variables)
+    stand_in()  # a script imports offbeat when it has these variables; here that was before
     be_like_a_script()
     stacks = result.with_suffix(".stacks").open("w")
     faulthandler.dump_traceback_later(max(time_out_s - SOONER_S, 0.1), file=stacks)

@@ -219,6 +219,8 @@ class World(Meeting, Membership):
         self.dealing: Dealing | None = None  # who is told of it after all others
         self.dealt = 0
         """Batches of all workers in the turns that this one has begun at their beginning."""
+        self.deals = False
+        """Whether data are dealt here, so that workers have more batches or fewer."""
         self._postponed: Callable[[], None] | None = None  # a change, to the end of a round
         self.numbers = itertools.count()  # for names that must be alike on every worker
         self.open: list[Closeable] = []  # what to close when the worker's program ends

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
+from offbeat import launched
 from offbeat.clusters import Cluster
 from offbeat.errors import ExpelledError
 from offbeat.records import RecordsFile, worker_file
@@ -123,11 +124,14 @@ def come_back(error: ExpelledError) -> None:
 
 
 def _records_file(folder: str, world: World) -> RecordsFile:
-    """The file of this worker in this folder; a later world of this process writes on in it."""
+    """The file of this worker in this folder; a later world of this process writes on in it.
+
+    Also where it has another rank by then: the file of that rank is another process's.
+    """
     global _recorded
-    path = worker_file(folder, world.rank).absolute()
+    path = worker_file(folder, world.rank, launched.attempt()).absolute()
     began = time.monotonic() - world.now()
-    if _recorded is not None and _recorded.path == path:
+    if _recorded is not None and _recorded.path.parent == path.parent:
         _recorded.file.go_on(began - _recorded.began)
         return _recorded.file
     if _recorded is not None:

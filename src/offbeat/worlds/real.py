@@ -33,7 +33,7 @@ from offbeat.worlds.own import OwnCollectives
 from offbeat.worlds.patience import stuck_s
 from offbeat.worlds.pool import StoreMovedError, pool
 from offbeat.worlds.scripted import BEGAN, comes
-from offbeat.worlds.stand_in import make_default_group, stand_in
+from offbeat.worlds.stand_in import has_joined, make_default_group, stand_in
 from offbeat.worlds.store import Clients, Control
 from offbeat.worlds.waiters import Waiters
 
@@ -173,6 +173,7 @@ class RealWorld(WithChannels):
 
     def say_joined(self) -> None:
         launched.say_joined(self.clients.mine())
+        has_joined()
         assert isinstance(self._liveness, Mesh)
         self._liveness.has_joined()
 

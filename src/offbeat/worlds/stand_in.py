@@ -3,7 +3,8 @@
 The others have made theirs at the start, with a worker in it that is lost by now, and torch cannot
 take another one in. So a joiner has a group of the right size, in which it has its rank, for
 scripts that ask for those. Its collectives raise, as the others' do since the loss. What offbeat
-sends goes by groups of its own.
+sends goes by groups of its own. When it has joined, and the script ends that group and makes
+another one, with all who are there by then, that is one like theirs.
 
 Scripts make the default group themselves, or leave it to attach(): both end in one function of
 torch's, which is replaced in a process that was started to join.
@@ -20,6 +21,7 @@ from torch.distributed import distributed_c10d
 from offbeat import launched
 
 _NAME = "offbeat_joined"
+_has_joined = False
 _VERBS = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast"),
@@ -67,13 +69,24 @@ def stand_in() -> None:
     kind: Any = _StandIn
     make_one = lambda store, rank, size, time_out: kind(rank, size)  # noqa: E731 - as torch has it
     dist.Backend.register_backend(_NAME, make_one, devices=["cpu", "cuda"])
-    original = distributed_c10d._new_process_group_helper
+    original, stands = distributed_c10d._new_process_group_helper, True
 
     def make(size: int, rank: int, ranks: Any, backend: Any, *others: Any, **settings: Any) -> Any:
+        nonlocal stands
+        if not dist.is_initialized():  # it is to be the default group; else a part of that
+            stands = not _has_joined
+        if not stands:
+            return original(size, rank, ranks, backend, *others, **settings)
         settings["backend_options"] = settings["device_id"] = None
         return original(size, rank, ranks, dist.Backend(_NAME), *others, **settings)
 
     distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
+
+
+def has_joined() -> None:
+    """This worker is a member: the next default group is made by all, and it with them."""
+    global _has_joined
+    _has_joined = True
 
 
 stand_in()
