@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from test_dasgd import cluster
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 import offbeat
+from offbeat.clusters import Cluster
+from offbeat.schedule import Schedule
 
 METHODS: dict[str, offbeat.Algorithm] = {
     "LocalSGD(8)": offbeat.LocalSGD(8),
@@ -80,8 +84,84 @@ def test_at_unequal_speeds_ticks_go_on_with_own_steps_and_end_with_the_data(name
     for used, ticks, rate, last in rates(METHODS[name], 60, speeds=SLOW, latency_s=0.3):
         assert used == [tick + 1.0 for tick in ticks]
         assert ticks == sorted(ticks)
-        assert last == 60
-        assert 61.0 <= rate <= 64.0  # an estimate was ahead by what a round can be wrong
+        assert (rate, last) == (61.0, 60)  # no estimate was ahead of what all have made in the end
+
+
+@pytest.mark.parametrize("dealt", [False, True], ids=["even", "dealt"])
+@pytest.mark.parametrize("name", METHODS)
+def test_ticks_do_not_leap_past_what_all_have_made(name: str, dealt: bool) -> None:
+    """Unlike and uneven workers beside a network that takes as long as many steps."""
+    for seed in range(4):
+        logs, ends = drawn(METHODS[name], seed, dealt)
+        assert ends == [(40, 40)] * 4
+        for log in logs:
+            for (before, *_), (ticks, last, made) in pairwise([(0, 0, 0.0), *log]):
+                assert before <= ticks <= max(before, made) + 2
+                assert last == ticks <= 40
+
+
+def drawn(
+    algorithm: offbeat.Algorithm, seed: int, dealt: bool
+) -> tuple[list[list[tuple[int, int, float]]], list[tuple[int, int]]]:
+    """After each step of each worker: ticks, the scheduler's, what all have made; at the end."""
+    draw = Random(seed)
+    speeds = [draw.choice([1.0, 1.0, 0.3, 0.1]) for _ in range(4)]
+    text = f"workers = 4\nspeed = {speeds}\n[compute]\nstep_s = 1.0\n[network]\n"
+    noise = f'[[noise]]\nkind = "lognormal"\nsigma = {draw.choice([0.1, 0.5, 1.0])}'
+    where = Cluster.parse(f"{text}latency_s = {draw.choice([0.3, 5.0, 30.0])}\n{noise}")
+    deal = offbeat.Deal(range(160))
+    made = [0]
+
+    def worker() -> tuple[list[tuple[int, int, float]], tuple[int, int]]:
+        model, log = net(), []
+        opt = sgd(model)
+        scheduler = LambdaLR(opt, lambda n: 1.0 - n / 40)
+        with offbeat.attach(model, opt, algorithm, scheduler=scheduler, bucket_bytes=64) as dp:
+            for step, _ in enumerate(deal if dealt else range(40)):
+                opt.zero_grad()
+                (1e-9 * loss(model, dp.rank, step)).backward()
+                made[0] += 1
+                opt.step()
+                log.append((dp.ticks, scheduler.last_epoch, made[0] / 4))
+        return log, (dp.ticks, scheduler.last_epoch)
+
+    logs, ends = zip(*offbeat.run(worker, where, seed=seed).results, strict=True)
+    return list(logs), list(ends)
+
+
+@pytest.mark.parametrize("name", ["WaitFreeLocalSGD", "DaSGD(8, 3)", "DaSGD, a quorum"])
+def test_a_block_for_each_epoch_goes_on_where_the_schedule_was(name: str) -> None:
+    """The schedule is exactly long enough."""
+    deal = offbeat.Deal(range(80))
+
+    def worker() -> list[tuple[int, int]]:
+        model, seen = net(), []
+        opt = sgd(model)
+        scheduler = OneCycleLR(opt, max_lr=0.01, total_steps=80, cycle_momentum=False)
+        for _ in range(4):
+            with offbeat.attach(model, opt, METHODS[name], scheduler=scheduler) as dp:
+                for step, _ in enumerate(deal):
+                    opt.zero_grad()
+                    loss(model, dp.rank, step).backward()
+                    opt.step()
+            seen.append((dp.ticks, scheduler.last_epoch))
+        return seen
+
+    results = offbeat.run(worker, cluster(4, 2.5, SLOW)).results
+    assert results == [[(20, 20), (20, 40), (20, 60), (20, 80)]] * 4
+
+
+def test_what_a_block_has_left_a_schedule_ahead_by_the_next_one_makes_up_for() -> None:
+    opt = sgd(net())
+    scheduler = LambdaLR(opt, lambda n: 1.0)
+    opt.step()
+    first = Schedule(scheduler, "samples", 4)
+    first.go_on(5, None, 0)  # as many of each other worker, which have made none
+    first.end()
+    second = Schedule(scheduler, "samples", 4)
+    for made, last in ((4, 5), (5, 5), (6, 6)):
+        second.go_on(made, None, 0)
+        assert (second.ticks, scheduler.last_epoch) == (made, last)
 
 
 def test_shares_by_speed_say_what_a_round_brings() -> None:
@@ -155,6 +235,31 @@ def test_a_checkpoint_between_rounds_goes_on_with_the_same_rates(name: str) -> N
     for seen in offbeat.run(lambda: worker(range(13, 30)), cluster(4)).results:
         assert [ticks for ticks, _ in seen] == list(range(13, 30))
         assert [rate for _, rate in seen] == pytest.approx([0.1 / (n + 1) for n in range(13, 30)])
+
+
+@pytest.mark.parametrize("name", ["WaitFreeLocalSGD", "WAGMASGD"])
+def test_after_a_checkpoint_all_have_the_same_ticks(name: str) -> None:
+    """All steps are in rounds then; before it, each has had an estimate of its own."""
+
+    def worker(steps: int, states: Sequence[Any] = ()) -> Any:
+        model = net()
+        opt = sgd(model)
+        scheduler = LambdaLR(opt, lambda n: 1.0 - n / 40)
+        with offbeat.attach(model, opt, METHODS[name], scheduler=scheduler) as dp:
+            if states:
+                dp.load_state_dict(states[dp.rank])
+            begun = dp.ticks
+            for step in range(steps):
+                opt.zero_grad()
+                loss(model, dp.rank, step).backward()
+                opt.step()
+            state = None if states else dp.state_dict()
+        return state, begun, dp.ticks, scheduler.last_epoch
+
+    where = cluster(4, 2.5, SLOW)
+    states = [state for state, *_ in offbeat.run(lambda: worker(13), where).results]
+    for _, *seen in offbeat.run(lambda: worker(27, states), where).results:
+        assert seen == [13, 40, 40]
 
 
 def test_samples_before_a_checkpoint_count_for_the_end_of_a_loop() -> None:

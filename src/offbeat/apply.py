@@ -8,6 +8,7 @@ are ours. What the program does not come for is folded, by the background.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -42,6 +43,7 @@ class Applier:
         self._algorithm = algorithm
         self.schedule = schedule
         self._followers = followers
+        self._dealt_before = -replica.world.dealt  # batches, in this block and as was saved
         self.samples = 0.0
         """Of all workers, in the rounds that this one has applied; or what its neighbours' come to,
         where it hears of nobody else."""
@@ -65,11 +67,16 @@ class Applier:
         if self._round is not None:
             self._end()
             self._apply_rest()
-        if not self._replica.drifts:
-            self.schedule.own_step(None)
-            return
-        with self._replica.engine.undisturbed():
-            self.schedule.own_step(self._replica.engine.made, self._replica.own.get("brings"))
+        with self._replica.engine.undisturbed() if self._replica.drifts else nullcontext():
+            self.schedule.own_step()
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Own steps since the latest round count, too, where workers make some."""
+        if self._replica.drifts:
+            brings = self._replica.own.get("brings")
+            dealt = self._dealt_before + self._replica.world.dealt
+            self.schedule.go_on(self._replica.engine.made, brings, dealt)
 
     def apply(self, rounds: Iterator[Round]) -> None:
         """Apply rounds by steps of our own."""
@@ -208,9 +215,14 @@ class Applier:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        return {"samples": self.samples, "schedule": self.schedule.state_dict()}
+        return {
+            "samples": self.samples,
+            "dealt": self._dealt_before + self._replica.world.dealt,
+            "schedule": self.schedule.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
         self.samples = state["samples"]
+        self._dealt_before = state["dealt"] - self._replica.world.dealt
         self.schedule.load_state_dict(state["schedule"])

@@ -126,7 +126,7 @@ class Attachment(Pausing):
         """Rounds that synchronous SGD would have made of all that was applied so far.
 
         Where workers step by themselves between rounds, of their own steps since, too: ticks go on
-        with this worker's steps, at the pace that all had in the latest round.
+        with this worker's steps, at the pace that all had in rounds, and rather behind than ahead.
 
         Set learning rates by this, not by a count of this worker's own steps.
         """

@@ -21,6 +21,7 @@ def saved(
 ) -> dict[str, Any]:
     """Come to the same round as all others, and return this worker's state there."""
     settle(algorithm, replica, applier, "dp.state_dict()")
+    applier.go_on()  # as after loading
     state = {
         "algorithm": repr(algorithm),
         "codec": repr(codec),
@@ -86,6 +87,7 @@ def load(
     _check_round(world, f"{replica.name}/loaded/{replica.loads}", state["replica"]["round"])
     replica.load_state_dict(state["replica"])
     applier.load_state_dict(state["applied"])
+    applier.go_on()
     if not lost:
         set_generators(state["generators"])
 

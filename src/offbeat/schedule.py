@@ -19,6 +19,7 @@ one long stair.
 from __future__ import annotations
 
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -45,6 +46,8 @@ class Schedule:
         this worker's own since, and as many as the others are likely to have made meanwhile."""
         self._ahead = Ahead(steps)
         self._followed = 0  # ticks that the scheduler was stepped for
+        if scheduler is not None:
+            self._followed = _further.pop(scheduler, 0)
         self._stepped: tuple[int, ...] | None = None  # how often, as its counters have it
 
     @property
@@ -67,19 +70,20 @@ class Schedule:
         elif self._by == "rounds" and applied:
             self._step(1)
 
-    def own_step(self, made: int | None, brings: float | None = None) -> None:
-        """The program has made a step.
-
-        Where workers step by themselves, this one has `made` so many in all; and for each of them
-        a round `brings` so many of all workers, if that is known.
-        """
+    def own_step(self) -> None:
+        """The program has made a step."""
         if self._by == "steps":
             self._step(1)
-        if made is None:
-            return
-        self.ticks = max(
-            self.ticks, int(self.made + self._ahead.steps(made, brings)) // self._steps
-        )
+
+    def go_on(self, made: int, brings: float | None, dealt: int) -> None:
+        """Workers step by themselves between rounds, and this one has made so many in all.
+
+        For each of them a round `brings` so many of all workers, if that is known. There are
+        `dealt` batches for all together, if they are dealt.
+        """
+        to_come = dealt - self.made if dealt else None
+        ahead = self._ahead.steps(made, brings, to_come)
+        self.ticks = max(self.ticks, (self.made + ahead) // self._steps)
         while self._by == "samples" and self._followed < self.ticks:
             if _is_at_end(self._scheduler):
                 break
@@ -92,6 +96,8 @@ class Schedule:
     def end(self) -> None:
         """All have left, and every step is in a round: ticks are what they say, on all alike."""
         self.ticks = self.made // self._steps
+        if self._scheduler is not None and self._followed > self.ticks:
+            _further[self._scheduler] = self._followed - self.ticks
 
     def _follow(self, ticks: int) -> None:
         ahead, self._followed = ticks - self._followed, max(ticks, self._followed)
@@ -128,7 +134,6 @@ class Schedule:
         scheduler = self._scheduler
         return {
             "made": self.made,
-            "ticks": self.ticks,
             "followed": self._followed,
             "ahead": dict(vars(self._ahead)),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -136,13 +141,17 @@ class Schedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what was saved."""
-        self.made, self.ticks = state["made"], state["ticks"]
+        self.made = state["made"]
+        self.ticks = self.made // self._steps
         self._followed = state["followed"]
         vars(self._ahead).update(state["ahead"])
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
             self._stepped = None
 
+
+# How far blocks have left schedulers ahead of their rounds: the next block makes up for that.
+_further: WeakKeyDictionary[LRScheduler, int] = WeakKeyDictionary()
 
 _WHY = {
     "samples": "with schedule_by='samples' it is stepped once for as many steps of all workers as "

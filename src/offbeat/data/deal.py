@@ -206,6 +206,9 @@ class Deal(Sampler[list[int]]):
         turn.survive(seat.key, seat.turns, rest)
         seat.put_generator_back()
         seat.turn = turn
+        world = present_world()
+        if world is not None and runs.length(rest) == total:  # not resumed, or joined
+            world.dealt += total
 
     def _alike(self) -> dict[str, Any]:
         """What must be the same on all workers."""

@@ -217,6 +217,8 @@ class World(Meeting, Membership):
         self.regroups: list[Regrouping] = []
         """Who is told when the members have changed."""
         self.dealing: Dealing | None = None  # who is told of it after all others
+        self.dealt = 0
+        """Batches of all workers in the turns that this one has begun at their beginning."""
         self.deals = False
         """Whether data are dealt here, so that workers have more batches or fewer."""
         self._postponed: Callable[[], None] | None = None  # a change, to the end of a round
