@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from operator import ge
 from typing import Any
 
 import pytest
@@ -84,6 +85,33 @@ def test_a_loop_of_samples_ends_when_all_together_have_applied_them(name: str) -
     stats = offbeat.run(train, FOUR).results
     computed = sum(each.computed_samples for each in stats)
     assert 160 <= computed <= 160 + 4 * 4 * 4  # what is under way when it is reached
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("goal", ["rounds", "samples"])
+def test_who_goes_on_from_old_parameters_ends_its_loop_with_the_others(
+    goal: str, micro_batches: int
+) -> None:
+    """They wait for it in a collective, and it would wait for a gradient of theirs."""
+    three = "workers = 3\nspeed = [0.3, 1.0, 0.9]\n[compute]\nstep_s = 1.0"
+
+    def worker() -> list[int]:
+        model, rounds, world = net(), [], enter_world()
+        opt, metrics = sgd(model), world.channel("metrics")
+        with offbeat.attach(model, opt, offbeat.RingleaderASGD(micro_batches=micro_batches)) as dp:
+            for epoch in (1, 2):
+                for step in dp.until(**{goal: 12 * epoch}):
+                    assert step < 100, "it goes on for ever"
+                    opt.zero_grad()
+                    loss(model, offbeat.rank(), step).backward()
+                    opt.step()
+                rounds.append(dp.round)
+                with dp.away():
+                    metrics.all_reduce(torch.zeros(1)).wait()
+        return rounds
+
+    for rounds in offbeat.run(worker, Cluster.parse(three)).results:
+        assert goal == "samples" or all(map(ge, rounds, (12, 24)))
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -237,7 +237,7 @@ class Attachment(Pausing):
         `replicas_identical()` in the block brings the model to a newer round: to that of all.
         """
         self._check_between("agreed")
-        self._or_rejoin(self._catch_up, None)
+        self._take_newest()
         goes = not self._replica.engine.lockstep
         shown = self._shown is not None
         with self._away("agreed", goes=goes), self._showing():

@@ -49,6 +49,8 @@ class Counted(Protocol):
     _replica: Replica
     _apply: Applier
 
+    def _take_newest(self) -> None: ...
+
 
 def steps(goal: Goal, dp: Counted) -> Iterator[int]:
     """Count this worker's steps until all have reached the goal.
@@ -61,6 +63,9 @@ def steps(goal: Goal, dp: Counted) -> Iterator[int]:
     samples = math.inf if goal.samples is None else goal.samples
     ends_s = math.inf if goal.seconds is None else dp._replica.world.now() + goal.seconds
     for step in count():
+        known, more = dp._replica.engine.held_back
+        if dp._replica.round + known >= rounds or dp._apply.samples + more >= samples:
+            dp._take_newest()  # else it may wait for rounds that those who have ended do not make
         replica, applier, engine = dp._replica, dp._apply, dp._replica.engine
         enough = applier.samples >= samples
         if replica.round >= rounds or applier.asked_to_end or (enough and engine.known_share == 1):

@@ -248,6 +248,10 @@ class Joinable(ABC):
     def _parts(self) -> Parts:
         return Parts(self._model, self._optimizer, self._replica, self._apply)
 
+    def _take_newest(self) -> None:
+        """Be as far as all rounds that have come, or where the others are, if it has to rejoin."""
+        self._or_rejoin(self._catch_up, None)
+
     def _catch_up(self) -> None:
         """Apply the rounds that were made while this worker computed, or was away."""
         if self._closed:

@@ -340,6 +340,11 @@ class Engine(Members):
         return self._take(0.0)
 
     @property
+    def held_back(self) -> tuple[int, float]:
+        """Rounds that have come and that the program is not given, and their samples."""
+        return 0, 0.0
+
+    @property
     def more(self) -> bool:
         """Whether the log holds rounds that the program has not taken."""
         return bool(self.log)

@@ -65,6 +65,11 @@ class Log:
         """Whether a round in it has all workers end their loops."""
         return any(told.ends for told, _, _ in self._rounds)
 
+    @property
+    def samples(self) -> float:
+        """What the rounds in it hold."""
+        return sum(told.samples for told, _, _ in self._rounds)
+
     def samples_of(self, rank: int) -> float:
         """What the rounds in it hold of a worker."""
         return sum(told.samples_by_rank[rank] for told, _, _ in self._rounds)

@@ -126,6 +126,12 @@ class Queue(CatchingUp):
         if fresh:
             yield from self._take(waited_s)
 
+    @property
+    def held_back(self) -> tuple[int, float]:
+        """Those since, while it is to go on from the parameters that it has."""
+        with self._state:
+            return (0, 0.0) if self._fresh else (len(self.log), self.log.samples)
+
     def _await_turn(self) -> None:
         """Under lock."""
         if self._sent is not None:
