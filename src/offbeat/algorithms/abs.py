@@ -56,7 +56,8 @@ class ABSSGD(Algorithm):
     in the next round; or the round waits for it."""
     patience: float = 0.5
     """A worker waits for a round that should end within so many of its micro-batches, and for no
-    longer than that. 0: for none, so all is one round late; inf: for each."""
+    longer than that. 0: for none, so all is one round late; inf: for each, as one worker alone does
+    with any other patience, too."""
     min_batch: float = 0.0
     """A round does not start with fewer samples, of all workers together."""
     max_micro_batches: int | None = None
